@@ -1,0 +1,68 @@
+"""Call stamps: what a rank says it is calling, and the error when ranks say different things."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlx.errors import DisagreementError, UsageError
+from rlx.net import Deadline, Mismatch
+
+MAX_NAME_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective call as this rank made it."""
+
+    number: int
+    text: str
+    deadline: Deadline
+
+    def stamp(self, round_number: int = 1) -> bytes:
+        """What every message of the call carries; rounds of one call differ by their number."""
+        return f"call {self.number}.{round_number}: {self.text}".encode()
+
+
+def described(name: str, details: Sequence[str], caller_name: str | None) -> str:
+    """A call as text, such as `all_reduce(sum, float32[1024], name='gradients')`."""
+    if caller_name is not None:
+        usable = isinstance(caller_name, str) and caller_name.isprintable()
+        if not usable or len(caller_name) > MAX_NAME_CHARACTERS:
+            raise UsageError(
+                f"{name}: a call's name is printable text of at most {MAX_NAME_CHARACTERS} "
+                f"characters; got {caller_name!r}"
+            )
+        details = [*details, f"name={caller_name!r}"]
+    return f"{name}({', '.join(details)})"
+
+
+def shown(array: np.ndarray) -> str:
+    """An array's dtype and shape, such as `float32[3, 4]`."""
+    return f"{array.dtype.name}[{', '.join(str(size) for size in array.shape)}]"
+
+
+def disagreement(
+    call: Call, rank: int, world_size: int, mismatches: Sequence[Mismatch]
+) -> DisagreementError:
+    """The error that shows each side's call; every rank builds the same one from what it heard."""
+    own = call.stamp().decode()
+    said = dict.fromkeys(range(world_size), own)
+    for mismatch in mismatches:
+        said[mismatch.peer] = mismatch.stamp.decode(errors="replace")
+    lines = [f"  rank {ranks}: {text}" for text, ranks in _by_text(said).items()]
+    return DisagreementError(
+        "\n".join([f"ranks called different collectives at call {call.number}:", *lines])
+        + f"\n(rank {rank} reports; make all ranks call the same collectives in the same order)"
+    )
+
+
+def _by_text(said: Mapping[int, str]) -> dict[str, str]:
+    ranks: dict[str, list[int]] = {}
+    for rank, stamp in sorted(said.items()):
+        number, _, text = stamp.partition(": ")
+        plain = text if len({one.partition(": ")[0] for one in said.values()}) == 1 else stamp
+        ranks.setdefault(plain if number else stamp, []).append(rank)
+    return {text: ", ".join(str(rank) for rank in group) for text, group in ranks.items()}

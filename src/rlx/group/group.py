@@ -1,0 +1,198 @@
+"""`ProcessGroup`: collectives over numpy arrays that cannot silently lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import UsageError
+from rlx.group import arrays
+from rlx.group.calls import shown
+from rlx.group.canonical import CanonicalSum, Nodes, Workspace
+from rlx.group.shuffles import Shuffles
+from rlx.group.tree import SumPlan
+from rlx.ir import ReduceOp
+from rlx.net import POINT_TO_POINT_TAG, Buffer, Deadline, NetTransport
+
+RECEIVE_LIMIT_BYTES = 1 << 30
+
+
+class ProcessGroup(Shuffles):
+    """Collectives between all ranks of a transport, called by all in the same order.
+
+    In every collective each rank hears from every other one what that one is calling. Ranks that
+    differ in the call, its operator, dtype, shape, root or name all raise `DisagreementError`,
+    which shows each side; the group can be used afterwards. After any other error in a collective
+    the group is broken, and later calls raise `ClosedError`.
+
+    Arrays are numpy arrays, checked and never coerced. An input is left alone unless it is also
+    given as `out`. One thread of a rank uses a group at a time; a second one gets a `UsageError`.
+
+    Parameters
+    ----------
+    transport
+        The group takes it over, and closes it in `close`.
+    deadline
+        Seconds that one call may take.
+    """
+
+    def __init__(self, transport: NetTransport, *, deadline: float = 300.0) -> None:
+        super().__init__(transport, deadline=deadline)
+        self._workspace = Workspace()
+        self._all_ranks = SumPlan.one_leaf_a_rank(transport.world_size)
+
+    def all_reduce(
+        self,
+        array: np.ndarray,
+        op: ReduceOp | str = "sum",
+        *,
+        out: np.ndarray | None = None,
+        name: str | None = None,
+    ) -> np.ndarray:
+        """Combine the arrays of all ranks elementwise; every rank gets the same bits.
+
+        Sums follow the canonical tree over the ranks. float16 and bfloat16 add in float32 and round
+        once; integers wrap as numpy's do; max and min propagate NaN.
+        """
+        result = self._result("all_reduce", arrays.checked("all_reduce", array), out)
+        self._reduce("all_reduce", array, op, [], name, result)
+        return result
+
+    def reduce(
+        self,
+        array: np.ndarray,
+        op: ReduceOp | str = "sum",
+        *,
+        root: int = 0,
+        name: str | None = None,
+    ) -> np.ndarray | None:
+        """Like `all_reduce`, with the result on `root` alone; the others get None."""
+        result = self._result("reduce", arrays.checked("reduce", array), None)
+        self._reduce("reduce", array, op, [self._root("reduce", root)], name, result)
+        return result if self.rank == root else None
+
+    def reduce_scatter(
+        self, array: np.ndarray, op: ReduceOp | str = "sum", *, name: str | None = None
+    ) -> np.ndarray:
+        """Combine the arrays of all ranks and give rank r the r-th part along axis 0.
+
+        The length of axis 0 is a multiple of the world size.
+        """
+        part = self._part("reduce_scatter", arrays.checked("reduce_scatter", array))
+        result = self._result("reduce_scatter", array, None)
+        self._reduce("reduce_scatter", array, op, [], name, result)
+        return result[self.rank * part : (self.rank + 1) * part].copy()
+
+    def sum_nodes(
+        self, plan: SumPlan, nodes: Nodes, out: np.ndarray, *, name: str | None = None
+    ) -> np.ndarray:
+        """The canonical sum by `plan`: this rank brings its nodes, every rank gets the total in
+        `out`.
+
+        `nodes` maps the spans `plan.nodes[rank]` to flat arrays of the length and dtype of `out`.
+        """
+        if plan.world_size != self.world_size:
+            raise UsageError(f"a plan for {plan.world_size} ranks in a world of {self.world_size}")
+        if set(nodes) != set(plan.nodes[self.rank]):
+            raise UsageError(
+                f"rank {self.rank} holds the nodes {list(plan.nodes[self.rank])}; got {list(nodes)}"
+            )
+        for array in nodes.values():
+            if arrays.checked("sum_nodes", array).shape != out.shape or array.dtype != out.dtype:
+                raise UsageError(f"sum_nodes: a node is {shown(array)}, out is {shown(out)}")
+        ranges = "+".join(str(stop - start) for start, stop in plan.ranges)
+        details = [f"leaves={ranges}", shown(out)]
+        self._canonical("sum_nodes", details, name, plan, ReduceOp.SUM, nodes, out)
+        return out
+
+    def barrier(self, *, name: str | None = None) -> None:
+        """Wait until every rank is here."""
+        with self._calling("barrier", [], name) as call:
+            self._round(call, {}, {})
+
+    def send(self, destination: int, data: Buffer) -> None:
+        """Send bytes to one rank, which calls `receive`."""
+        self._check_open()
+        self._transport.send(
+            self._peer("send", destination),
+            POINT_TO_POINT_TAG,
+            data,
+            deadline=Deadline(self._deadline_s),
+        )
+
+    def receive(self, source: int, *, limit_bytes: int = RECEIVE_LIMIT_BYTES) -> bytes:
+        """The bytes that `source` sends next; more than `limit_bytes` is `LimitExceeded`."""
+        self._check_open()
+        got = self._transport.receive(
+            self._peer("receive", source),
+            POINT_TO_POINT_TAG,
+            limit_bytes=limit_bytes,
+            deadline=Deadline(self._deadline_s),
+        )
+        return bytes(got)
+
+    def empty(self, shape: Sequence[int] | int, dtype: Any = np.float32) -> np.ndarray:
+        """A new array where the collectives work best, with no particular content."""
+        return np.empty(shape, dtype)
+
+    def abort(self, reason: str | BaseException) -> None:
+        """Tell the other ranks why this one gives up; their waits raise `RemoteError`."""
+        self._broken = f"rank {self.rank} aborted"
+        self._transport.abort(reason)
+
+    def close(self) -> None:
+        """Leave in order. Twice is fine."""
+        self._broken = self._broken or "the group is closed"
+        self._transport.close()
+
+    def __enter__(self) -> ProcessGroup:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.abort(error)
+        self.close()
+
+    def _reduce(
+        self,
+        name: str,
+        array: np.ndarray,
+        op: ReduceOp | str,
+        more: list[str],
+        caller_name: str | None,
+        out: np.ndarray,
+    ) -> None:
+        reduction = arrays.operator(name, op, array)
+        details = [reduction.name.lower(), shown(array), *more]
+        nodes = {self._all_ranks.nodes[self.rank][0]: arrays.flat(array)}
+        flat_out = out.reshape(-1)
+        self._canonical(name, details, caller_name, self._all_ranks, reduction, nodes, flat_out)
+
+    def _canonical(
+        self,
+        name: str,
+        details: list[str],
+        caller_name: str | None,
+        plan: SumPlan,
+        op: ReduceOp,
+        nodes: Nodes,
+        out: np.ndarray,
+    ) -> None:
+        canonical = CanonicalSum(
+            plan,
+            self.rank,
+            combine=arrays.combiner(op),
+            accumulate_in=arrays.accumulation(out.dtype),
+            workspace=self._workspace,
+            divisor=self.world_size if op is ReduceOp.MEAN else None,
+        )
+        with self._calling(name, details, caller_name) as call:
+            canonical.run(nodes, out, call, self._exchange)
