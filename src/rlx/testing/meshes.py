@@ -1,0 +1,110 @@
+"""Worlds of threads for tests: a mesh of either form, and a body run on each of its ranks."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from rlx.errors import UsageError
+from rlx.group import ProcessGroup
+from rlx.net import Deadline, MemoryTransport, NetTransport, TcpTransport
+
+T = TypeVar("T")
+
+WATCHDOG_S = 60.0
+
+
+def make_mesh(kind: str, world_size: int) -> list[NetTransport]:
+    """The transports of all ranks, in rank order: "memory", or "tcp" over loopback."""
+    if kind == "memory":
+        return list(MemoryTransport.mesh(world_size))
+    if kind != "tcp":
+        raise UsageError(f"a mesh is 'memory' or 'tcp'; got {kind!r}")
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(world_size)]
+    addresses = [listener.getsockname() for listener in listeners]
+    deadline = Deadline(WATCHDOG_S)
+
+    def join(rank: int) -> NetTransport:
+        return TcpTransport.from_listener(
+            rank, world_size, listeners[rank], addresses, deadline=deadline
+        )
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(join, range(world_size)))
+
+
+def run_ranks(
+    world_size: int,
+    body: Callable[[ProcessGroup], T],
+    transport: str = "tcp",
+    *,
+    deadline: float = WATCHDOG_S / 2,
+    watchdog_s: float = WATCHDOG_S,
+) -> list[T]:
+    """Run `body(group)` in one thread a rank; return what they return, in rank order.
+
+    A rank whose body raises aborts its group, so that the others end. When ranks fail, the error of
+    the one that failed first is raised, with a note that names its rank. A rank that does not end
+    within `watchdog_s` is reported with its stack.
+    """
+
+    def on_rank(one: NetTransport) -> T:
+        return body(ProcessGroup(one, deadline=deadline))
+
+    return run_on_mesh(make_mesh(transport, world_size), on_rank, watchdog_s=watchdog_s)
+
+
+def run_on_mesh(
+    transports: Sequence[NetTransport],
+    body: Callable[[NetTransport], T],
+    *,
+    watchdog_s: float = WATCHDOG_S,
+) -> list[T]:
+    """Like `run_ranks`, with `body(transport)`; all transports are closed at the end."""
+    results: dict[int, T] = {}
+    failures: list[tuple[int, BaseException]] = []
+
+    def run(one: NetTransport) -> None:
+        try:
+            results[one.rank] = body(one)
+        except BaseException as error:  # a rank's outermost edge
+            failures.append((one.rank, error))
+            one.abort(error)
+
+    threads = {
+        one.rank: threading.Thread(
+            target=run, args=(one,), name=f"rlx-rank-{one.rank}", daemon=True
+        )
+        for one in transports
+    }
+    for thread in threads.values():
+        thread.start()
+    end = time.monotonic() + watchdog_s
+    for thread in threads.values():
+        thread.join(max(0.0, end - time.monotonic()))
+    stuck = {rank: thread for rank, thread in threads.items() if thread.is_alive()}
+    stacks = _stacks(stuck)
+    for one in transports:
+        one.close()
+    if failures:
+        rank, error = failures[0]
+        error.add_note(f"rank {rank} of {len(transports)} failed first")
+        raise error
+    if stuck:
+        raise TimeoutError(f"ranks still running after {watchdog_s} s:\n{stacks}")
+    return [results[one.rank] for one in transports]
+
+
+def _stacks(threads: dict[int, threading.Thread]) -> str:
+    frames = sys._current_frames()
+    return "\n".join(
+        f"rank {rank}:\n" + "".join(traceback.format_stack(frames[thread.ident]))
+        for rank, thread in threads.items()
+        if thread.ident in frames
+    )
