@@ -4,7 +4,7 @@ This room describes computations and runs none; it knows no numpy, no gradients 
 wire. Other rooms import only the names below.
 """
 
-from rlx.ir.dims import Dim, evaluate
+from rlx.ir.dims import Dim, evaluate, is_name
 from rlx.ir.dtype import DType
 from rlx.ir.graph import MAX_NODES, Graph, Node
 from rlx.ir.inference import ValueType, accumulation_dtype, loss_dtype
@@ -29,5 +29,6 @@ __all__ = [
     "ValueType",
     "accumulation_dtype",
     "evaluate",
+    "is_name",
     "loss_dtype",
 ]

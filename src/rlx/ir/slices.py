@@ -55,6 +55,8 @@ def _canonical(
         raise GraphError("slice: a step is not 0")
     if isinstance(dim, int):
         first, last, stride = slice(start, stop, step).indices(dim)
+        if not range(first, last, stride):
+            return 0, 0, stride  # nothing has one form: a bound of -1 would count from the end
         return first, None if last < 0 else last, stride
     if step == 1 or (step == -1 and start is None and stop is None):
         return start, stop, step
