@@ -1,0 +1,146 @@
+"""Figures of a graph over rows, computed by all ranks: accuracy, loss, and what else it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlx.backends import Bound, Session
+from rlx.dist.files import uri_resolver
+from rlx.dist.lanes import Lanes
+from rlx.dist.push import pushed_rows
+from rlx.dist.rows import SharedRows
+from rlx.dist.sources import Resolver, load_rows
+from rlx.dist.spec import SPEC_LIMIT_BYTES, SPEC_VERSION, DataRef
+from rlx.dist.spec_checks import batch_dim, check_data
+from rlx.errors import UsageError
+from rlx.group import ProcessGroup
+from rlx.ir import Graph
+from rlx.wire import Record, WireKind, decode_record, encode_record
+
+
+class EvaluationSpec(Record, frozen=True):
+    """What a rank needs to evaluate trained parameters over rows.
+
+    Each output of the graph gives the figure of the same place in `names`: a vector of one number a
+    row, or a number without axes that is a mean over the rows of the batch. The figure is the mean
+    over all rows, each counted once.
+    """
+
+    graph: Graph
+    names: Sequence[str]
+    data: Sequence[DataRef]
+    batch: int
+    push_data: bool = False
+
+    def __post_init__(self) -> None:
+        self._normalise("names", tuple(self.names))
+        self._normalise("data", tuple(self.data))
+        if self.batch < 1 or not self.data:
+            raise UsageError("an evaluation has data, and a batch of at least one row")
+        if any(ref.has_shard for ref in self.data):
+            raise UsageError("an evaluation divides its rows itself; its data has no shards")
+        check_data(self.graph, self.graph.inputs, self.data, self.batch)
+        outputs = [self.graph.nodes[one] for one in self.graph.outputs]
+        if len(outputs) != len(self.names) or len(set(self.names)) != len(self.names):
+            raise UsageError(
+                f"graph {self.graph.name!r} has {len(outputs)} outputs; an evaluation names each "
+                f"of them once, got {list(self.names)}"
+            )
+        leading = batch_dim(self.graph, self.data)
+        for name, node in zip(self.names, outputs, strict=True):
+            if node.shape.dims not in ((), (leading,)) or not node.dtype.is_float:
+                raise UsageError(
+                    f"figure {name!r} is {node.type}; expected floating-point, without axes or one "
+                    f"number a row: [{leading}]"
+                )
+
+    def to_bytes(self) -> bytes:
+        """The canonical encoding."""
+        return encode_record(self, WireKind.EVALUATION_SPEC, SPEC_VERSION)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> EvaluationSpec:
+        """The spec that `data` encodes; anything else is a `WireError`."""
+        return decode_record(
+            data,
+            EvaluationSpec,
+            WireKind.EVALUATION_SPEC,
+            SPEC_VERSION,
+            limit_bytes=SPEC_LIMIT_BYTES,
+        )
+
+
+def evaluate(
+    spec: EvaluationSpec,
+    params: Mapping[str, np.ndarray],
+    group: ProcessGroup | None = None,
+    *,
+    resolve: Resolver = uri_resolver,
+) -> dict[str, float]:
+    """The figures of `spec` with `params`; the same on every rank, for every number of ranks.
+
+    Rows are summed in float64 along the canonical tree over the microbatches.
+    """
+    if spec.push_data and group is not None:
+        rows = pushed_rows(spec.graph, spec.data, group, resolve)
+    else:
+        rows = load_rows(spec.graph, spec.data, resolve)
+    count = len(next(iter(rows.values())))
+    rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
+    step = SharedRows(count, spec.batch, count, world_size).step(0)
+    sums = _Sums(spec, params, rows)
+    total = np.zeros(len(spec.names), np.float64)
+    with Lanes(1, len(total), total.dtype) as lanes:
+        nodes = lanes.nodes(
+            step.plan.leaves,
+            step.plan.ranges[rank],
+            step.plan.nodes[rank],
+            lambda lane: lambda leaf, out: sums.leaf(step.starts[leaf], step.stops[leaf], out),
+        )
+        if group is None:
+            total = nodes[0, step.plan.leaves]
+        else:
+            group.sum_nodes(step.plan, nodes, total, name="evaluation")
+    return {name: float(figure) / count for name, figure in zip(spec.names, total, strict=True)}
+
+
+class _Sums:
+    """The sum of each figure over the rows of one microbatch."""
+
+    def __init__(
+        self,
+        spec: EvaluationSpec,
+        params: Mapping[str, np.ndarray],
+        rows: Mapping[str, np.ndarray],
+    ) -> None:
+        self._rows = rows
+        self._batch_dim = batch_dim(spec.graph, spec.data)
+        self._executable = Session("cpu").compile(spec.graph)
+        for node in spec.graph.params:
+            if node.name not in params:
+                raise UsageError(f"the evaluation's parameter {node.name!r} is not a trained one")
+            self._executable.set_param(node.name, params[node.name])
+
+    def leaf(self, start: int, stop: int, out: np.ndarray) -> None:
+        """Write the sums over rows `start` to `stop`."""
+        bound = self._bound(stop - start)
+        for name, rows in self._rows.items():
+            np.copyto(bound.inputs[name], rows[start:stop])
+        bound.step()
+        for place, output in enumerate(bound.outputs):
+            mean_of_batch = output.ndim == 0
+            out[place] = (
+                float(output) * (stop - start) if mean_of_batch else output.sum(dtype=np.float64)
+            )
+
+    def _bound(self, count: int) -> Bound:
+        if isinstance(self._batch_dim, int):
+            if count != self._batch_dim:
+                raise UsageError(
+                    f"the evaluation's batch is fixed at {self._batch_dim} rows, but the last one "
+                    f"has {count}: give axis 0 of its inputs a name, such as 'batch'"
+                )
+            return self._executable.bind({})
+        return self._executable.bind({self._batch_dim: count})
