@@ -1,0 +1,54 @@
+"""The `rlx` command.
+
+Exit statuses: 0 for success, 2 for what the user can put right by typing something else, 1 for any
+other error, 128 + N where signal N ended the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import rlx
+from rlx.cli import train
+from rlx.errors import RlxError, UsageError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
+    try:
+        return int(options.run(options, given))
+    except RlxError as error:
+        if options.debug:
+            traceback.print_exc()
+        _complain(error)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        sys.stderr.write("rlx: interrupted\n")
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has left. Keep the interpreter from failing again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlx",
+        description="Train models on many processes: the same bits at any world size, on any "
+        "transport.",
+    )
+    parser.add_argument("--version", action="version", version=f"rlx {rlx.__version__}")
+    parser.set_defaults(debug=False)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    train.add_command(commands)
+    return parser
+
+
+def _complain(error: RlxError) -> None:
+    sys.stderr.write(f"rlx: error: {error}\n")

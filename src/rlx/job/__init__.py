@@ -1,0 +1,49 @@
+"""A job file, the environment and flags, to one run.
+
+This room decides what runs where: which rank this process is, which transport it uses, what it
+starts. It alone, with `net`'s launch module, reads the environment, which its callers hand in.
+Modules load on first use: the environment for BLAS must be set before numpy is imported.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlx.job.blas import pin_blas
+    from rlx.job.config import JobConfig, load_config
+    from rlx.job.launcher import launch
+    from rlx.job.place import Role, role_of
+    from rlx.job.run import Request, is_coordinator, run_job
+    from rlx.job.settings import SECTIONS
+
+_HOME = {
+    "JobConfig": "config",
+    "Request": "run",
+    "Role": "place",
+    "SECTIONS": "settings",
+    "is_coordinator": "run",
+    "launch": "launcher",
+    "load_config": "config",
+    "pin_blas": "blas",
+    "role_of": "place",
+    "run_job": "run",
+}
+
+__all__ = [
+    "SECTIONS",
+    "JobConfig",
+    "Request",
+    "Role",
+    "is_coordinator",
+    "launch",
+    "load_config",
+    "pin_blas",
+    "role_of",
+    "run_job",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rlx.job' has no attribute {name!r}")
+    return getattr(import_module(f"rlx.job.{_HOME[name]}"), name)
