@@ -17,7 +17,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 """C-contiguous bytes. A `memoryview` must be cast to format "B" (`memoryview(a).cast("B")`)."""
 
 MAX_TAG = 32767
-"""The largest tag that MPI guarantees (MPI-4.1, 9.1.2, MPI_TAG_UB); the same bound on every form."""
+"""The largest tag that MPI guarantees (MPI-4.1, 9.1.2, MPI_TAG_UB); the same bound on every
+form."""
 
 MAX_STAMP_BYTES = 1024
 """A stamp describes a call in a line of text; a longer one is refused by sender and receiver."""
@@ -115,8 +116,8 @@ class NetTransport(ABC):
             the wrong content was read off and dropped, and the slot's buffer was not written.
         DeadlineExceeded
             Time ran out; `peers` names the ranks not heard from. What was not done is withdrawn:
-            no buffer of the caller is touched afterwards. A message cut off midway breaks the link to
-            its peer, and later calls on that link raise.
+            no buffer of the caller is touched afterwards. A message cut off midway breaks the link
+            to its peer, and later calls on that link raise.
         PeerLost
             A rank that this exchange waits for, or one that such a rank waited for, died or left;
             `rank` is the one that went first.
@@ -132,14 +133,15 @@ class NetTransport(ABC):
     def abort(self, reason: str | BaseException) -> None:
         """Tell every other rank that this one gives up, and why; then close.
 
-        The others' present and later waits raise `RemoteError` with this rank and the reason. If the
-        reason is itself a `PeerLost` or `RemoteError`, the rank that it blames stays the one blamed.
-        Never blocks for longer than about a second, and runs no collective.
+        The others' present and later waits raise `RemoteError` with this rank and the reason. If
+        the reason is itself a `PeerLost` or `RemoteError`, the rank that it blames stays the one
+        blamed. Never blocks for longer than about a second, and runs no collective.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Leave in order. Messages already sent still arrive. Twice is fine. Nothing is left open."""
+        """Leave in order. Messages already sent still arrive. Twice is fine. Nothing is left
+        open."""
 
     def send(self, peer: int, tag: int, data: Buffer, *, deadline: Deadline) -> None:
         """Send `data`, whose size the receiver need not know beforehand."""
@@ -172,7 +174,8 @@ class NetTransport(ABC):
 
     def _check_exchange(self, sends: Sequence[Outgoing], receives: Sequence[Incoming]) -> None:
         """Refuse what no form can carry, before anything moves. For the forms' own use."""
-        for message in (*sends, *receives):
+        messages: list[Outgoing | Incoming] = [*sends, *receives]
+        for message in messages:
             if not 0 <= message.peer < self.world_size:
                 raise UsageError(
                     f"rank {self.rank}: there is no peer {message.peer} in a world of "

@@ -1,0 +1,65 @@
+"""Bytes between ranks: the transport, its forms, rendezvous, and what a launcher's environment
+says.
+
+This room knows sockets, MPI and threads; it knows no arrays, no graphs and no training. A form's
+module loads when it is first asked for, and mpi4py only when an MPI transport is made.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rlx.net.deadline import Deadline
+from rlx.net.tags import COLLECTIVE_TAG, FIRST_USER_TAG, POINT_TO_POINT_TAG
+from rlx.net.transport import (
+    MAX_TAG,
+    Buffer,
+    Incoming,
+    MessageMismatch,
+    Mismatch,
+    NetTransport,
+    Outgoing,
+)
+
+if TYPE_CHECKING:
+    from rlx.net.launch import Place, find_place, parse_address
+    from rlx.net.memory import MemoryTransport
+    from rlx.net.mpi import MpiTransport
+    from rlx.net.rendezvous import join_mesh
+    from rlx.net.tcp import TcpTransport
+
+_LAZY = {
+    "MemoryTransport": "rlx.net.memory",
+    "MpiTransport": "rlx.net.mpi",
+    "Place": "rlx.net.launch",
+    "TcpTransport": "rlx.net.tcp",
+    "find_place": "rlx.net.launch",
+    "join_mesh": "rlx.net.rendezvous",
+    "parse_address": "rlx.net.launch",
+}
+
+__all__ = [
+    "COLLECTIVE_TAG",
+    "FIRST_USER_TAG",
+    "MAX_TAG",
+    "POINT_TO_POINT_TAG",
+    "Buffer",
+    "Deadline",
+    "Incoming",
+    "MemoryTransport",
+    "MessageMismatch",
+    "Mismatch",
+    "MpiTransport",
+    "NetTransport",
+    "Outgoing",
+    "Place",
+    "TcpTransport",
+    "find_place",
+    "join_mesh",
+    "parse_address",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'rlx.net' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

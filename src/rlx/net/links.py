@@ -1,0 +1,355 @@
+"""A link: the data connection to one peer. It reads frames into slots and writes frames out.
+
+It never waits: every call moves what can be moved now. Who waits, and for how long, is the
+engine's to say, which also holds the lock under which all of this runs.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from rlx.errors import RlxError
+from rlx.net.frames import (
+    GOODBYE,
+    HEADER,
+    Limits,
+    byte_view,
+    drop_sent,
+    pack_goodbye,
+    pack_message_header,
+    pieces_for_one_call,
+    unpack_header,
+)
+from rlx.net.mailbox import Mailbox, Operation, Parcel, Room, Slot, describe
+from rlx.net.transport import Outgoing
+
+_BUFFER_BYTES: Final = 64 * 1024
+# What is left of a content above this goes straight into its slot; below, one call that also
+# takes the next header is cheaper than the copy that it saves.
+_DIRECT_BYTES: Final = 16 * 1024
+# A frame of up to this many bytes is joined and sent in one plain call, at the price of a copy.
+_JOIN_BYTES: Final = 16 * 1024
+_READ: Final = selectors.EVENT_READ
+_WRITE: Final = selectors.EVENT_WRITE
+
+Ending = Callable[[str], RlxError]
+"""Makes the error of a wait that a link can no longer serve, from what was waited for."""
+
+
+class _Sending:
+    """A frame that is not wholly out."""
+
+    __slots__ = ("begun", "operation", "stamp", "tag", "views")
+
+    def __init__(
+        self, operation: Operation, message: Outgoing, views: deque[memoryview], begun: bool
+    ) -> None:
+        self.operation = operation
+        self.tag = message.tag
+        self.stamp = message.stamp
+        self.views = views
+        self.begun = begun
+
+
+class _Arrival:
+    """A frame of which the header is read and the content is under way. No view: it is dropped."""
+
+    __slots__ = ("at", "parcel", "size", "slot", "stamp", "view")
+
+    def __init__(self, stamp: bytes, size: int) -> None:
+        self.stamp = stamp
+        self.size = size
+        self.at = 0
+        self.view: memoryview | None = None
+        self.slot: Slot | None = None
+        self.parcel: Parcel | None = None
+
+
+class Link:
+    """The data connection to `peer`. The engine reads `ending`, `left`, `doubt_since` after calls.
+
+    ending        why no wait on this link can be served any more, or None
+    left          the peer has said goodbye, and everything before it has been read
+    doubt_since   when the connection ended without a goodbye (monotonic seconds), or None
+    """
+
+    def __init__(self, peer: int, sock: socket.socket, room: Room, limits: Limits) -> None:
+        self.peer = peer
+        self.socket = sock
+        self.mailbox = Mailbox(room)
+        self.ending: Ending | None = None
+        self.left = False
+        self.left_by_control = False
+        self.doubt_since: float | None = None
+        self.registered = 0
+        self._limits = limits
+        self._join_bytes = _JOIN_BYTES if limits.call_bytes >= 2 * _JOIN_BYTES else -1
+        self._sending: deque[_Sending] = deque()
+        self._arrival: _Arrival | None = None
+        self._paused_tag: int | None = None
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._start = 0
+        self._end = 0
+
+    @property
+    def interest(self) -> int:
+        """The selector events that this link can use now."""
+        if self.ending is not None or self.doubt_since is not None:
+            return 0
+        reads = _READ if self._paused_tag is None else 0
+        return reads | _WRITE if self._sending else reads
+
+    # Receiving
+
+    def post(self, slot: Slot) -> None:
+        """Expect a message; one that is here, or on its way into the inbox, is handed over."""
+        parcel = self.mailbox.post(slot)
+        if parcel is not None:
+            self._adopt(parcel, slot)
+        if self._paused_tag == slot.incoming.tag:
+            self._paused_tag = None
+            self._parse()
+
+    def read(self) -> None:
+        """Take what has come, until nothing more is there. A bad frame raises a WireError."""
+        while self.interest & _READ:
+            arrival = self._arrival
+            direct = (
+                arrival is not None
+                and arrival.view is not None
+                and self._start == self._end
+                and arrival.size - arrival.at > _DIRECT_BYTES
+            )
+            target = self._rest_of(arrival) if arrival is not None and direct else self._space()
+            try:
+                count = self.socket.recv_into(target)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                count = 0
+            if count == 0:
+                self._doubt()
+                return
+            if arrival is not None and direct:
+                self._advance(arrival, count)
+            else:
+                self._end += count
+            if self._start != self._end:
+                self._parse()
+            if count < len(target):
+                return
+
+    def _rest_of(self, arrival: _Arrival) -> memoryview:
+        assert arrival.view is not None
+        end = min(arrival.size, arrival.at + self._limits.call_bytes)
+        return arrival.view[arrival.at : end]
+
+    def _space(self) -> memoryview:
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end > _BUFFER_BYTES // 2:
+            kept = bytes(self._buffer[self._start : self._end])
+            self._start, self._end = 0, len(kept)
+            self._buffer[: len(kept)] = kept
+        if self._end == 0 and self._limits.call_bytes >= _BUFFER_BYTES:
+            return self._buffer
+        return self._buffer[self._end : min(_BUFFER_BYTES, self._end + self._limits.call_bytes)]
+
+    def _parse(self) -> None:
+        """Turn what is in the buffer into frames, as far as it goes."""
+        while True:
+            arrival = self._arrival
+            if arrival is None:
+                if not self._begin_frame():
+                    return
+                continue
+            count = min(self._end - self._start, arrival.size - arrival.at)
+            if count == 0:
+                return
+            if arrival.view is not None:
+                part = self._buffer[self._start : self._start + count]
+                arrival.view[arrival.at : arrival.at + count] = part
+            self._start += count
+            self._advance(arrival, count)
+
+    def _begin_frame(self) -> bool:
+        """Read a header and a stamp, and choose where the content goes; False: not yet."""
+        start = self._start
+        available = self._end - start
+        if available < HEADER.size or self.left:
+            return False
+        kind, tag, stamp_bytes, size = unpack_header(
+            self._buffer, start, peer=self.peer, limit_bytes=self._limits.frame_bytes
+        )
+        if kind == GOODBYE:
+            self.left = True
+            return False
+        content_start = start + HEADER.size + stamp_bytes
+        if content_start > self._end:
+            return False
+        arrival = _Arrival(bytes(self._buffer[start + HEADER.size : content_start]), size)
+        if not self._route(tag, arrival):
+            self._paused_tag = tag
+            return False
+        self._start = content_start
+        self._arrival = arrival
+        if size == 0:
+            self._advance(arrival, 0)
+        return True
+
+    def _route(self, tag: int, arrival: _Arrival) -> bool:
+        slot = self.mailbox.take_slot(tag)
+        if slot is not None:
+            arrival.slot = slot
+            arrival.view = slot.view if slot.agrees(arrival.stamp, arrival.size) else None
+            return True
+        parcel = self.mailbox.keep(tag, arrival.stamp, arrival.size)
+        if parcel is None:
+            return False
+        arrival.parcel = parcel
+        assert parcel.content is not None
+        arrival.view = memoryview(parcel.content)
+        return True
+
+    def _adopt(self, parcel: Parcel, slot: Slot) -> None:
+        """A slot takes over the message that was arriving in the inbox."""
+        arrival = self._arrival
+        assert arrival is not None
+        assert arrival.parcel is parcel
+        arrival.parcel = None
+        arrival.slot = slot
+        if slot.agrees(arrival.stamp, arrival.size):
+            assert arrival.view is not None
+            slot.view[: arrival.at] = arrival.view[: arrival.at]
+            arrival.view = slot.view
+        else:
+            arrival.view = None
+
+    def _advance(self, arrival: _Arrival, count: int) -> None:
+        arrival.at += count
+        if arrival.at < arrival.size:
+            return
+        self._arrival = None
+        slot = arrival.slot
+        if arrival.parcel is not None:
+            arrival.parcel.complete = True
+        elif slot is not None and arrival.view is not None:
+            slot.operation.settle()
+        elif slot is not None:
+            slot.settle_wrong(arrival.stamp, arrival.size)
+
+    # Sending
+
+    def send(self, operation: Operation, message: Outgoing) -> None:
+        """Send a message, or as much of it as goes out now; the rest goes out by `flush`."""
+        buffers = message.buffers
+        size = 0
+        for buffer in buffers:
+            size += len(buffer) if isinstance(buffer, bytes) else memoryview(buffer).nbytes
+        head = pack_message_header(message.tag, len(message.stamp), size) + message.stamp
+        begun = False
+        usable = self.doubt_since is None and self.ending is None
+        if size <= self._join_bytes and usable and not self._sending:
+            frame = b"".join((head, *buffers))
+            sent = self._write_once(frame)
+            if sent == len(frame):
+                operation.settle()
+                return
+            views = deque((memoryview(frame)[sent:],))
+            begun = sent > 0
+        else:
+            views = deque((memoryview(head),))
+            views.extend(view for view in map(byte_view, buffers) if len(view))
+        self._sending.append(_Sending(operation, message, views, begun))
+        if not begun:
+            self.flush()
+
+    def _write_once(self, frame: bytes) -> int:
+        try:
+            return self.socket.send(frame)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            self._doubt_after_reading()
+            return 0
+
+    def flush(self) -> None:
+        """Write what waits to go out, until the connection takes no more."""
+        while self._sending and self.doubt_since is None and self.ending is None:
+            first = self._sending[0]
+            try:
+                pieces = pieces_for_one_call(first.views, self._limits.call_bytes)
+                sent = self.socket.sendmsg(pieces)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self._doubt_after_reading()
+                return
+            first.begun = True
+            drop_sent(first.views, sent)
+            if not first.views:
+                self._sending.popleft()
+                first.operation.settle()
+
+    # Endings
+
+    def _doubt(self) -> None:
+        if not self.left and self.doubt_since is None:
+            self.doubt_since = time.monotonic()
+
+    def _doubt_after_reading(self) -> None:
+        """A refused write may have a goodbye waiting to be read, which then says why."""
+        if self._paused_tag is None:
+            self.read()
+        self._doubt()
+
+    def withdraw(self, operation: Operation) -> bool:
+        """Forget an operation; True if that cut one of its frames in the middle."""
+        self.mailbox.withdraw(operation)
+        cut = any(s.begun for s in self._sending if s.operation is operation)
+        self._sending = deque(s for s in self._sending if s.operation is not operation)
+        arrival = self._arrival
+        slot = arrival.slot if arrival is not None else None
+        if arrival is not None and slot is not None and slot.operation is operation:
+            # What is being dropped touches no buffer, and can go on being dropped.
+            cut = cut or arrival.view is not None
+            arrival.slot = arrival.view = None
+        return cut
+
+    def end(self, ending: Ending) -> None:
+        """Serve no wait any more: fail those that there are, and close the connection."""
+        self.ending = ending
+        for operation, what in list(self._waits()):
+            operation.fail(ending(what))
+        self._sending.clear()
+
+    def _waits(self) -> Iterator[tuple[Operation, str]]:
+        arrival = self._arrival
+        if arrival is not None and arrival.slot is not None:
+            what = arrival.slot.describe()
+            yield arrival.slot.operation, f"the rest of a message ({what}) was expected of it"
+        for slot in self.mailbox.slots():
+            yield slot.operation, f"a message ({slot.describe()}) was expected of it"
+        for sending in self._sending:
+            what = describe(sending.tag, sending.stamp)
+            yield sending.operation, f"a message ({what}) was being sent to it"
+
+    def waits_of(self, operation: Operation) -> list[str]:
+        """What an operation still waits for on this link, in words."""
+        return [what for owner, what in self._waits() if owner is operation]
+
+    def say_goodbye(self) -> bool:
+        """Send the last frame and close this direction; False where there is no room for it yet."""
+        try:
+            self.socket.send(pack_goodbye())
+            self.socket.shutdown(socket.SHUT_WR)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True  # The connection is gone, and with it whom to tell.
+        return True
