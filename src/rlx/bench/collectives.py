@@ -1,0 +1,46 @@
+"""What an all-reduce costs between ranks that are threads of one process, memory against TCP."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from rlx.bench.tables import Row, compared
+from rlx.group import ProcessGroup
+from rlx.testing import run_ranks
+
+SIZES_BYTES = (4, 4 << 10, 256 << 10, 4 << 20)
+_WARM_UPS = 3
+
+
+def measure_collectives(world_size: int = 2, repeats: int = 30) -> list[Row]:
+    """Seconds of an in-place float32 sum of each size, the slowest rank's, by each transport.
+
+    The transports take turns, so that what else the machine does meets both. Threads share one
+    interpreter lock: between processes TCP does better than this.
+    """
+    rows = []
+    for size in SIZES_BYTES:
+        samples: dict[str, list[float]] = {}
+        for _ in range(3):
+            for transport in ("memory", "tcp"):
+                name = f"all_reduce {size} B, {world_size} ranks, {transport}"
+                samples.setdefault(name, []).extend(_timed(world_size, transport, size, repeats))
+        rows += compared(samples, f"all_reduce {size} B, {world_size} ranks, memory")
+    return rows
+
+
+def _timed(world_size: int, transport: str, size: int, repeats: int) -> list[float]:
+    def body(group: ProcessGroup) -> list[float]:
+        array = np.zeros(size // 4, np.float32)
+        seconds = []
+        for number in range(repeats + _WARM_UPS):
+            begun = time.perf_counter()
+            group.all_reduce(array, out=array)
+            if number >= _WARM_UPS:
+                seconds.append(time.perf_counter() - begun)
+        return seconds
+
+    by_rank = run_ranks(world_size, body, transport=transport)
+    return [max(each) for each in zip(*by_rank, strict=True)]
