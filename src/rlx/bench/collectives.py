@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from rlx.bench.tables import Row, compared
 from rlx.group import ProcessGroup
-from rlx.testing import run_ranks
+from rlx.job import run_threads
+from rlx.net import MemoryTransport, NetTransport, TcpTransport
 
 SIZES_BYTES = (4, 4 << 10, 256 << 10, 4 << 20)
 _WARM_UPS = 3
@@ -42,5 +45,17 @@ def _timed(world_size: int, transport: str, size: int, repeats: int) -> list[flo
                 seconds.append(time.perf_counter() - begun)
         return seconds
 
-    by_rank = run_ranks(world_size, body, transport=transport)
+    mesh = _tcp_mesh(world_size) if transport == "tcp" else MemoryTransport.mesh(world_size)
+    by_rank = run_threads([ProcessGroup(one) for one in mesh], body)
     return [max(each) for each in zip(*by_rank, strict=True)]
+
+
+def _tcp_mesh(world_size: int) -> list[NetTransport]:
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(world_size)]
+    addresses = [listener.getsockname() for listener in listeners]
+
+    def join(rank: int) -> NetTransport:
+        return TcpTransport.from_listener(rank, world_size, listeners[rank], addresses)
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(join, range(world_size)))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlx.job.place import Role, role_of
     from rlx.job.run import Request, is_coordinator, run_job
     from rlx.job.settings import SECTIONS
+    from rlx.job.threads import run_threads
 
 _HOME = {
     "JobConfig": "config",
@@ -27,6 +28,7 @@ _HOME = {
     "pin_blas": "blas",
     "role_of": "place",
     "run_job": "run",
+    "run_threads": "threads",
 }
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "pin_blas",
     "role_of",
     "run_job",
+    "run_threads",
 ]
 
 

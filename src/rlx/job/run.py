@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlx import net
 from rlx.errors import ConnectError
 from rlx.group import ProcessGroup
 from rlx.job.build import data_roots, evaluation_spec, train_spec
@@ -16,14 +17,7 @@ from rlx.job.launcher import LISTENER_VARIABLE
 from rlx.job.place import Role, coordinator_of, read_token
 from rlx.job.rank import Observer, Outcome, Work, coordinate, work_for
 from rlx.job.threads import run_threads
-from rlx.net import (
-    Deadline,
-    MemoryTransport,
-    MpiTransport,
-    NetTransport,
-    Place,
-    join_mesh,
-)
+from rlx.net import Deadline, NetTransport, Place
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,9 @@ def run_job(request: Request, environ: Mapping[str, str], observer: Observer | N
         return work_for(group, roots)
 
     if role.transport == "threads" or role.place is None:
-        return run_threads(role.ranks, deadline_s, body)
+        mesh = net.MemoryTransport.mesh(role.ranks)
+        groups = [ProcessGroup(transport, deadline=deadline_s) for transport in mesh]
+        return run_threads(groups, body)[0]
     with ProcessGroup(_connect(config, role, role.place, environ), deadline=deadline_s) as group:
         return body(group)
 
@@ -66,25 +62,25 @@ def _work(request: Request) -> Work:
 def _connect(
     config: JobConfig, role: Role, place: Place, environ: Mapping[str, str]
 ) -> NetTransport:
-    net = config.section("net")
+    settings = config.section("net")
     if role.transport == "mpi":
         return _connect_mpi(place)
     if place.world_size == 1:
-        return MemoryTransport.mesh(1)[0]
-    return join_mesh(
+        return net.MemoryTransport.mesh(1)[0]
+    return net.join_mesh(
         place.rank,
         place.world_size,
-        coordinator_of(place, net["coordinator"]),
+        coordinator_of(place, settings["coordinator"]),
         token=read_token(place),
         job=environ.get("RLX_JOB_ID", ""),
         coordinator_listener=_inherited_listener(place, environ),
-        deadline=Deadline(min(float(net["deadline_s"]), 3600.0)),
-        heartbeat_s=float(net["heartbeat_s"]),
+        deadline=Deadline(min(float(settings["deadline_s"]), 3600.0)),
+        heartbeat_s=float(settings["heartbeat_s"]),
     )
 
 
 def _connect_mpi(place: Place) -> NetTransport:
-    transport = MpiTransport.from_comm()
+    transport = net.MpiTransport.from_comm()
     if transport.world_size != place.world_size:
         world_size = transport.world_size
         transport.close()

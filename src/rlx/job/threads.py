@@ -1,26 +1,28 @@
-"""All ranks as threads of this process, over the memory transport."""
+"""All ranks as threads of this process."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from rlx.group import ProcessGroup
-from rlx.job.rank import Outcome
-from rlx.net import MemoryTransport
+
+T = TypeVar("T")
 
 
-def run_threads(ranks: int, deadline_s: float, body: Callable[[ProcessGroup], Outcome]) -> Outcome:
-    """Run `body` on each rank; return rank 0's outcome, or raise the error of the first to fail."""
-    groups = [
-        ProcessGroup(transport, deadline=deadline_s) for transport in MemoryTransport.mesh(ranks)
-    ]
-    outcomes: dict[int, Outcome] = {}
+def run_threads(groups: Sequence[ProcessGroup], body: Callable[[ProcessGroup], T]) -> list[T]:
+    """Run `body` on each rank, rank 0 in this thread; return what they return, in rank order.
+
+    A rank that raises aborts its group, so that the others end; the error of the first to fail is
+    raised. All groups are closed.
+    """
+    results: dict[int, T] = {}
     failures: list[BaseException] = []
 
     def run(group: ProcessGroup) -> None:
         try:
-            outcomes[group.rank] = body(group)
+            results[group.rank] = body(group)
         except BaseException as error:  # a rank's outermost edge: told to the others, then raised
             failures.append(error)
             group.abort(error)
@@ -38,4 +40,4 @@ def run_threads(ranks: int, deadline_s: float, body: Callable[[ProcessGroup], Ou
         thread.join()
     if failures:
         raise failures[0]
-    return outcomes[0]
+    return [results[group.rank] for group in groups]
