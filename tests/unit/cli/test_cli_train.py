@@ -267,6 +267,33 @@ def test_a_token_that_others_can_read_is_refused(job):
     assert "chmod 600" in errors
 
 
+def test_tasks_of_a_slurm_step_find_each_other(job):
+    """srun sets these for each task; on one host the step meets on loopback, without a token."""
+    shared = {
+        "SLURM_JOB_ID": str(100_000 + os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_STEP_NODELIST": "localhost",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "rlx", "train", str(job), "--json"],
+            env=clean_environment(SLURM_PROCID=str(rank), **shared),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    outputs = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    done = json.loads(outputs[0][0])
+    assert (done["world_size"], done["transport"]) == (2, "tcp")
+    assert done["params_sha256"] == result(job)["params_sha256"]
+
+
 def test_a_partial_set_of_variables_names_the_missing_one(job):
     message = refused("train", job, status=2, RLX_RANK="1")
     assert "RLX_WORLD_SIZE" in message
