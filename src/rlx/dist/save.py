@@ -134,13 +134,13 @@ def _replace(target: str, header: bytes, placed: Mapping[str, np.ndarray]) -> No
 
 def _pieces(array: np.ndarray) -> Iterator[memoryview]:
     """The little-endian bytes of `array` in C order. At most one piece is copied at a time, unless
-    the array lies in memory in another order."""
+    the array has several dimensions and lies in memory in another order."""
     element = _ELEMENTS[array.dtype.name]
     flat = _stored(array, element).reshape(-1)
     little = np.dtype(f"<{element.code}")
     count = max(1, _PIECE_BYTES // flat.itemsize)
     for start in range(0, flat.size, count):
-        piece = flat[start : start + count].astype(little, copy=False)
+        piece = np.ascontiguousarray(flat[start : start + count], little)
         yield piece.view(np.uint8).data
 
 

@@ -124,7 +124,7 @@ def _tokens(content: Content, header: str) -> list[str]:
         token = _TOKEN.match(header, position)
         if token is None:
             raise content.error(f"the .npy header is malformed at {_brief(header[position:])}")
-        if not tokens or not token[0].isspace():
+        if not tokens or token[0][0] not in " \t\n":  # str.isspace() takes \x1e for a space too
             tokens.append(token[0])
         position = token.end()
     return tokens
@@ -175,7 +175,7 @@ def _order(content: Content, text: str) -> str:
 
 
 def _shape(content: Content, text: str) -> tuple[int, ...]:
-    *sizes, last = (size.strip() for size in text[1:-1].split(","))
+    *sizes, last = (size.strip(" ") for size in text[1:-1].split(","))
     if last:
         # (3) is a number in Python; the tuple of one is (3,).
         sizes = [*sizes, last] if sizes else ["no tuple"]

@@ -155,10 +155,11 @@ def _unique(content: Content, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _integer(text: str) -> int:
+def _integer(text: str) -> int | float:
     if len(text) > 20:
         raise ValueError(f"an integer of {len(text)} digits")
-    return int(text)
+    # -0 is no size, though int() would make one of it.
+    return -0.0 if text == "-0" else int(text)
 
 
 def _refuse_constant(text: str) -> NoReturn:
