@@ -1,4 +1,4 @@
-"""`rlx bench`: measured comparisons."""
+"""`rlx bench`: what was it that takes so long?"""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rlx.job import pin_blas
+from rlx import job
+from rlx.errors import ConfigError
+
+_DESCRIPTION = """\
+Measure, and print medians. `startup` runs fresh interpreters in turns; `collectives` times an
+all-reduce between ranks, which are started as those of `rlx train` are."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `bench` to the commands of the parser."""
     parser = commands.add_parser(
-        "bench", help="measure", description="Measure in turns, and print medians and ratios."
+        "bench",
+        help="measure",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=("startup", "collectives"), help="what to measure")
-    parser.add_argument("-n", "--ranks", type=int, default=2, metavar="N", help="for collectives")
+    parser.add_argument("-n", "--ranks", type=int, metavar="N", help="how many ranks to start here")
+    parser.add_argument("--transport", choices=("auto", "tcp", "mpi", "threads"), default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.set_defaults(run=run)
@@ -24,12 +33,30 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Carry out `rlx bench`."""
-    pin_blas(os.environ)
-    from rlx import bench  # numpy comes with it, so the pinning is first
+    job.pin_blas(os.environ)
+    return _startup(options) if options.what == "startup" else _collectives(options, arguments)
 
-    if options.what == "startup":
-        rows = bench.measure_startup()
-    else:
-        rows = bench.measure_collectives(options.ranks)
-    sys.stdout.write(bench.as_json(rows) if options.json else bench.as_table(rows))
+
+def _startup(options: argparse.Namespace) -> int:
+    if options.ranks is not None:
+        raise ConfigError("-n is for collectives; startup measures single processes")
+    from rlx.bench import as_json, as_table, measure_startup
+
+    rows = measure_startup()
+    sys.stdout.write(as_json(rows) if options.json else as_table(rows))
+    return 0
+
+
+def _collectives(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    settings = job.default_settings("net")
+    role = job.role_of(os.environ, options.transport, options.ranks)
+    if role.transport == "tcp" and role.place is None and role.ranks > 1:
+        return job.launch(arguments, role.ranks, settings["coordinator"], os.environ)
+    from rlx.bench import as_json, as_table, measure_collectives
+
+    rows = job.run_here(
+        role, settings, os.environ, lambda group: measure_collectives(group, role.transport)
+    )
+    if job.is_coordinator(role):
+        sys.stdout.write(as_json(rows) if options.json else as_table(rows))
     return 0

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlx.job.blas import pin_blas
-    from rlx.job.config import JobConfig, load_config
+    from rlx.job.config import JobConfig, default_settings, load_config
+    from rlx.job.connect import run_here
     from rlx.job.launcher import launch
     from rlx.job.place import Role, role_of
     from rlx.job.run import Request, is_coordinator, run_job
     from rlx.job.settings import SECTIONS
-    from rlx.job.threads import run_threads
 
 _HOME = {
     "JobConfig": "config",
@@ -28,7 +28,8 @@ _HOME = {
     "pin_blas": "blas",
     "role_of": "place",
     "run_job": "run",
-    "run_threads": "threads",
+    "run_here": "connect",
+    "default_settings": "config",
 }
 
 __all__ = [
@@ -36,13 +37,14 @@ __all__ = [
     "JobConfig",
     "Request",
     "Role",
+    "default_settings",
     "is_coordinator",
     "launch",
     "load_config",
     "pin_blas",
     "role_of",
+    "run_here",
     "run_job",
-    "run_threads",
 ]
 
 

@@ -56,6 +56,11 @@ def load_config(path: Path, environ: Mapping[str, str], overrides: Iterable[str]
     return JobConfig(path.resolve(), _completed(given, path))
 
 
+def default_settings(section: str) -> dict[str, Any]:
+    """A section as it is where no job says anything of it."""
+    return {key: setting.default for key, setting in SECTIONS[section].items()}
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
@@ -111,7 +116,7 @@ def _completed(given: Mapping[str, Mapping[str, Any]], path: Path) -> dict[str, 
             continue
         if section in OPTIONAL_SECTIONS and section not in given:
             continue
-        values = {key: setting.default for key, setting in settings.items()}
+        values = default_settings(section)
         values.update(given.get(section, {}))
         missing = [key for key, value in values.items() if value is REQUIRED]
         if missing:

