@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlx.errors import DisagreementError, UsageError
+from rlx.group.arrays import name_of
 from rlx.net import Deadline, Mismatch
 
 MAX_NAME_CHARACTERS = 64
@@ -41,7 +42,7 @@ def described(name: str, details: Sequence[str], caller_name: str | None) -> str
 
 def shown(array: np.ndarray) -> str:
     """An array's dtype and shape, such as `float32[3, 4]`."""
-    return f"{array.dtype.name}[{', '.join(str(size) for size in array.shape)}]"
+    return f"{name_of(array.dtype)}{list(array.shape)}"
 
 
 def disagreement(

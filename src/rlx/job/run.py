@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlx.errors import ConfigError
 from rlx.group import ProcessGroup
 from rlx.job.build import data_roots, evaluation_spec, train_spec
 from rlx.job.config import JobConfig
@@ -44,4 +46,14 @@ def run_job(request: Request, environ: Mapping[str, str], observer: Observer | N
 
 
 def _work(request: Request) -> Work:
+    if request.save is not None:
+        _check_target(request.save)
     return Work(train_spec(request.config), evaluation_spec(request.config), request.save)
+
+
+def _check_target(path: Path) -> None:
+    """Refuse a path that cannot be written now, not after the last epoch."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"--save {path}: there is no folder {path.parent}")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"--save {path}: it cannot be written there")

@@ -101,11 +101,12 @@ def test_saved_parameters_are_those_of_the_digest(tmp_path):
     )
 
 
-def test_a_save_that_cannot_be_written_is_an_error_on_every_rank(tmp_path):
-    message = refused(
-        "train", DIGITS, *SHORT, "--save", tmp_path / "none" / "x.safetensors", status=1
-    )
-    assert "none" in message
+def test_a_save_that_cannot_be_written_is_refused_before_training(tmp_path):
+    for ranks in ("1", "2"):
+        for target in (tmp_path / "none" / "x.safetensors", tmp_path):
+            message = refused("train", DIGITS, "-n", ranks, "--save", target, status=2)
+            assert str(target) in message
+            assert "epoch" not in message
 
 
 # Errors as a user meets them.
