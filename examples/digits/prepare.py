@@ -1,4 +1,5 @@
-"""Write digits.safetensors from digits.csv.gz: every fifth row to the test split, the rest to train.
+"""Write digits.safetensors from digits.csv.gz: every fifth row is for the test, the rest to train
+on.
 
 Run it as `python examples/digits/prepare.py`; the result is the file that lies beside it.
 """
