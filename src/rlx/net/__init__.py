@@ -23,7 +23,7 @@ from rlx.net.transport import (
 if TYPE_CHECKING:
     from rlx.net.launch import Place, find_place, parse_address
     from rlx.net.memory import MemoryTransport
-    from rlx.net.mpi import MpiTransport
+    from rlx.net.mpi import MpiTransport, refuse_split_world
     from rlx.net.rendezvous import join_mesh
     from rlx.net.tcp import TcpTransport
 
@@ -35,6 +35,7 @@ _LAZY = {
     "find_place": "rlx.net.launch",
     "join_mesh": "rlx.net.rendezvous",
     "parse_address": "rlx.net.launch",
+    "refuse_split_world": "rlx.net.mpi",
 }
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "find_place",
     "join_mesh",
     "parse_address",
+    "refuse_split_world",
 ]
 
 

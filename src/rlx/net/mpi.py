@@ -302,13 +302,14 @@ class MpiTransport(NetTransport):
         end = time.monotonic() + _CANCEL_S
         while not (settled := self._is_settled(exchange)) and time.monotonic() < end:
             time.sleep(_LONGEST_SLEEP_S)
+        if settled:
+            return
         with self._lock:
-            if not settled and self._closed is None:
-                self._closed = "MPI holds a buffer of a call that has failed"
-                error.add_note(
-                    f"rank {self._rank}: MPI is still filling a slot of this call, whose memory "
-                    f"must not be used again; end this process"
-                )
+            self._closed = self._closed or "MPI holds a buffer of a call that has failed"
+        error.add_note(
+            f"rank {self._rank}: MPI is still filling a slot of this call, whose memory must not "
+            f"be used again; end this process"
+        )
 
     def _is_settled(self, exchange: MpiExchange) -> bool:
         with self._lock:
