@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 
 import rlx
+from rlx import job
 from rlx.cli import bench, train
 from rlx.errors import RlxError, UsageError
 
@@ -20,14 +21,10 @@ from rlx.errors import RlxError, UsageError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    job.tie_to_launcher(os.environ)
     options = _parser().parse_args(given)
     try:
         return int(options.run(options, given))
-    except RlxError as error:
-        if options.debug:
-            traceback.print_exc()
-        _complain(error)
-        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         sys.stderr.write("rlx: interrupted\n")
         return 130
@@ -35,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has left. Keep the interpreter from failing again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Exception as error:  # a rank's outermost edge
+        if not job.send_report(error, os.environ):
+            _complain(error, options.debug)
+        return 2 if isinstance(error, UsageError) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,5 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _complain(error: RlxError) -> None:
-    sys.stderr.write(f"rlx: error: {error}\n")
+def _complain(error: Exception, debug: bool) -> None:
+    """One message for an error of ours; a traceback for any other, which is a fault of rlx."""
+    if debug or not isinstance(error, RlxError):
+        traceback.print_exception(error)
+    if isinstance(error, RlxError):
+        sys.stderr.write(f"rlx: error: {error}\n")

@@ -57,7 +57,9 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     net = config.section("net")
     role = job.role_of(os.environ, net["transport"], options.ranks)
     if role.transport == "tcp" and role.place is None and role.ranks > 1:
-        return job.launch(arguments, role.ranks, net["coordinator"], os.environ)
+        return job.launch(
+            arguments, role.ranks, net["coordinator"], os.environ, debug=options.debug
+        )
     save = None if options.save is None else options.save.resolve()
     request = job.Request(config, role, save)
     if not job.is_coordinator(role):

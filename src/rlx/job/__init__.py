@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from rlx.job.connect import run_here
     from rlx.job.launcher import launch
     from rlx.job.place import Role, role_of
+    from rlx.job.reports import send_report
     from rlx.job.run import Request, is_coordinator, run_job
     from rlx.job.settings import SECTIONS
+    from rlx.job.tether import tie_to_launcher
 
 _HOME = {
     "JobConfig": "config",
@@ -28,6 +30,8 @@ _HOME = {
     "pin_blas": "blas",
     "role_of": "place",
     "run_job": "run",
+    "send_report": "reports",
+    "tie_to_launcher": "tether",
     "run_here": "connect",
     "default_settings": "config",
 }
@@ -45,6 +49,8 @@ __all__ = [
     "role_of",
     "run_here",
     "run_job",
+    "send_report",
+    "tie_to_launcher",
 ]
 
 

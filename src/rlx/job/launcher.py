@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,11 +13,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import IO, TextIO
 
 from rlx.errors import ConnectError
+from rlx.job.reports import (
+    REPORT_LIMIT_BYTES,
+    REPORT_VARIABLE,
+    Ended,
+    cause_of,
+    read_report,
+    summary,
+)
+from rlx.job.tether import LAUNCHER_VARIABLE
 from rlx.net import parse_address
 
 LISTENER_VARIABLE = "RLX_LISTENER_FD"
@@ -27,36 +34,37 @@ _POLL_S = 0.02
 
 
 def launch(
-    arguments: Sequence[str], ranks: int, coordinator: str, environ: Mapping[str, str]
+    arguments: Sequence[str],
+    ranks: int,
+    coordinator: str,
+    environ: Mapping[str, str],
+    *,
+    debug: bool = False,
 ) -> int:
-    """Run `rlx` with `arguments` on `ranks` processes; return the status of the first that failed.
+    """Run `rlx` with `arguments` on `ranks` processes; return the status of the one to blame.
 
     Rank 0 writes to this process's own output; lines of the others are marked with their rank. When
-    a rank fails, the rest have a few seconds to say why, and are then ended. SIGINT, SIGTERM and
-    SIGHUP end all ranks. A fresh token, in a file that only this user can read, keeps strangers
-    out.
+    a rank fails, the rest have a few seconds to end, and are then ended; what is printed at last
+    names the cause first. SIGINT, SIGTERM and SIGHUP end all ranks, and so does the death of this
+    process.
+
+    Each launch has a fresh token, in a file without a name that the ranks inherit.
     """
     host, port = parse_address(coordinator)
-    folder = Path(tempfile.mkdtemp(prefix="rlx-"))
-    try:
-        token_file = folder / "token"
-        token_file.touch(mode=0o600)
-        token_file.write_text(secrets.token_hex(32))
-        with _listening(host, port) as listener, _Ranks() as started:
-            bound = listener.getsockname()
-            shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-            base = {
-                **environ,
-                "RLX_WORLD_SIZE": str(ranks),
-                "RLX_COORDINATOR": f"{shown}:{bound[1]}",
-                "RLX_TOKEN_FILE": str(token_file),
-            }
-            for rank in range(ranks):
-                started.start(rank, arguments, base, listener)
-            listener.close()
-            return started.wait()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with _listening(host, port) as listener, _token_file() as token, _Ranks(debug) as started:
+        bound = listener.getsockname()
+        shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+        base = {
+            **environ,
+            "RLX_WORLD_SIZE": str(ranks),
+            "RLX_COORDINATOR": f"{shown}:{bound[1]}",
+            "RLX_TOKEN_FILE": f"/proc/self/fd/{token}",
+            LAUNCHER_VARIABLE: str(os.getpid()),
+        }
+        for rank in range(ranks):
+            started.start(rank, arguments, base, token, listener)
+        listener.close()
+        return started.wait()
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -70,12 +78,53 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
+@contextlib.contextmanager
+def _token_file() -> Iterator[int]:
+    """The descriptor of a file without a name that holds a fresh token."""
+    with tempfile.TemporaryFile(prefix="rlx-") as file:
+        file.write(secrets.token_hex(32).encode())
+        file.flush()
+        os.fchmod(file.fileno(), 0o600)
+        yield file.fileno()
+
+
+class _Rank:
+    """One process, the pipe of its report, and the threads that pass its lines on."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], report_fd: int) -> None:
+        self.rank = rank
+        self.process = process
+        self.stopped = False  # whether this launcher ended it
+        self._report_fd = report_fd
+        self._relays: list[threading.Thread] = []
+        for stream, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            if stream is not None:
+                relay = threading.Thread(target=_relay, args=(rank, stream, target), daemon=True)
+                relay.start()
+                self._relays.append(relay)
+
+    def ended(self) -> Ended:
+        """How it ended; for a process that has."""
+        for relay in self._relays:
+            relay.join(_GRACE_S)
+        content = b""
+        if self._report_fd >= 0:
+            # A rank's own children may hold the pipe open: take what is there, and do not wait.
+            os.set_blocking(self._report_fd, False)
+            with contextlib.suppress(BlockingIOError):
+                content = os.read(self._report_fd, REPORT_LIMIT_BYTES)
+            os.close(self._report_fd)
+            self._report_fd = -1
+        return Ended(self.rank, self.process.returncode, read_report(content), self.stopped)
+
+
 class _Ranks:
     """The processes of one launch. Leaving the context ends whatever still runs."""
 
-    def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._relays: list[threading.Thread] = []
+    def __init__(self, debug: bool) -> None:
+        self._debug = debug
+        self._ranks: list[_Rank] = []
+        self._order: list[_Rank] = []  # as they ended
         self._signal: int | None = None
         self._previous: dict[int, object] = {}
 
@@ -85,9 +134,9 @@ class _Ranks:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._end(0.0 if any(exception) else _GRACE_S)
-        for relay in self._relays:
-            relay.join(_GRACE_S)
+        self._end(0.0)
+        for one in self._ranks:
+            one.ended()
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -96,74 +145,79 @@ class _Ranks:
         rank: int,
         arguments: Sequence[str],
         environ: Mapping[str, str],
+        token_fd: int,
         listener: socket.socket,
     ) -> None:
-        """Start one rank; rank 0 inherits the listener, so that no other process can take its
+        """Start one rank. Rank 0 inherits the listener, so that no other process can take its
         port."""
-        own = {**environ, "RLX_RANK": str(rank)}
-        pass_fds: tuple[int, ...] = ()
+        reading, writing = os.pipe()
+        own = {**environ, "RLX_RANK": str(rank), REPORT_VARIABLE: str(writing)}
+        inherited = [token_fd, writing]
         if rank == 0:
             own[LISTENER_VARIABLE] = str(listener.fileno())
-            pass_fds = (listener.fileno(),)
+            inherited.append(listener.fileno())
         process = subprocess.Popen(
             [sys.executable, "-m", "rlx", *arguments],
             env=own,
-            pass_fds=pass_fds,
+            pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             stdout=None if rank == 0 else subprocess.PIPE,
             stderr=None if rank == 0 else subprocess.PIPE,
         )
-        self._processes.append(process)
-        for stream, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-            if stream is not None:
-                relay = threading.Thread(target=_relay, args=(rank, stream, target), daemon=True)
-                relay.start()
-                self._relays.append(relay)
+        os.close(writing)
+        self._ranks.append(_Rank(rank, process, reading))
 
     def wait(self) -> int:
         """Until all have ended, or one has failed and the rest have been ended."""
         while self._signal is None:
-            codes = [process.poll() for process in self._processes]
-            failed = [code for code in codes if code]
-            if failed:
-                self._end(_GRACE_S)
-                return _status(failed[0])
-            if all(code == 0 for code in codes):
+            self._note_ends()
+            if any(one.process.returncode for one in self._order):
+                return self._failed()
+            if len(self._order) == len(self._ranks):
                 return 0
             time.sleep(_POLL_S)
         self._end(_GRACE_S)
         return 128 + self._signal
+
+    def _failed(self) -> int:
+        self._end(_GRACE_S)
+        ended = [one.ended() for one in self._order]
+        sys.stdout.flush()
+        sys.stderr.write(summary(ended, self._debug))
+        return _status(cause_of(ended).code)
+
+    def _note_ends(self) -> None:
+        for one in self._ranks:
+            if one not in self._order and one.process.poll() is not None:
+                self._order.append(one)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
 
     def _end(self, grace_s: float) -> None:
         """Give the ranks `grace_s` to end by themselves, then SIGTERM, then SIGKILL."""
-        if self._signal is None:
-            self._join(grace_s)
+        self._await(0.0 if self._signal is not None else grace_s)
         for end in (signal.SIGTERM, signal.SIGKILL):
-            for process in self._processes:
-                if process.poll() is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process.pid, end)
-            self._join(1.0)
+            for one in self._ranks:
+                if one.process.poll() is None:
+                    one.stopped = True
+                    one.process.send_signal(end)
+            self._await(1.0)
 
-    def _join(self, seconds: float) -> None:
+    def _await(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, end - time.monotonic()))
+        self._note_ends()
+        while len(self._order) < len(self._ranks) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+            self._note_ends()
 
 
 def _relay(rank: int, stream: IO[bytes], target: TextIO) -> None:
-    for line in _lines(stream):
+    """Pass lines on whole, each with its rank before it."""
+    for raw in iter(stream.readline, b""):
+        line = raw.decode(errors="replace").rstrip("\r\n")
         target.write(f"[rank {rank}] {line}\n")
         target.flush()
-
-
-def _lines(stream: IO[bytes]) -> Iterator[str]:
-    for raw in iter(stream.readline, b""):
-        yield raw.decode(errors="replace").rstrip("\r\n")
 
 
 def _status(code: int) -> int:

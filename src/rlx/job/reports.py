@@ -1,0 +1,131 @@
+"""What a rank tells its launcher when it fails, and what the launcher makes of all of it.
+
+A rank that the launcher started writes one line of JSON to a pipe of its own instead of a message
+to standard error, so that the launcher can print the cause first, whoever was quicker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.errors import PeerLost, RemoteError, RlxError
+
+REPORT_VARIABLE = "RLX_REPORT_FD"
+REPORT_LIMIT_BYTES = 60_000  # below what a pipe holds, so that writing it never waits for a reader
+_TRACEBACK_CHARACTERS = 6_000
+
+
+@dataclass(frozen=True)
+class Report:
+    """One rank's failure. `blamed` is the rank that went first, as far as this one knows."""
+
+    rank: int
+    kind: str
+    message: str
+    blamed: int
+    traceback: str
+    planned: bool  # an error of rlx's own, whose message says all; else a traceback is due
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank's process ended: its exit code (negative for a signal), and what it reported.
+
+    `stopped` says that the launcher ended it, because another one had failed.
+    """
+
+    rank: int
+    code: int
+    report: Report | None
+    stopped: bool = False
+
+
+def report_of(rank: int, error: BaseException) -> Report:
+    """The report of a rank that ends with `error`."""
+    blamed = error.rank if isinstance(error, PeerLost | RemoteError) else rank
+    text = "".join(traceback.format_exception(error))
+    return Report(
+        rank=rank,
+        kind=type(error).__name__,
+        message=str(error)[:_TRACEBACK_CHARACTERS],
+        blamed=blamed,
+        traceback=text[-_TRACEBACK_CHARACTERS:],
+        planned=isinstance(error, RlxError),
+    )
+
+
+def send_report(error: BaseException, environ: Mapping[str, str]) -> bool:
+    """Tell the launcher, if this rank has one; whether it has."""
+    number = environ.get(REPORT_VARIABLE, "")
+    if not number.isdecimal():
+        return False
+    report = report_of(int(environ.get("RLX_RANK", "0")), error)
+    line = json.dumps(report.__dict__).encode()[:REPORT_LIMIT_BYTES]
+    os.write(int(number), line)
+    return True
+
+
+def read_report(content: bytes) -> Report | None:
+    """The report that a rank wrote, or None if it wrote none that can be read."""
+    try:
+        fields: Any = json.loads(content)
+        return Report(**fields)
+    except (ValueError, TypeError):
+        return None
+
+
+def cause_of(ended: Sequence[Ended]) -> Ended:
+    """The failure that the others follow from, among ranks in the order in which they ended.
+
+    The rank that most of the failed ones blame, if it failed itself; else the first to fail. At
+    least one has failed by itself.
+    """
+    failed = [one for one in ended if one.code and not one.stopped]
+    blamed = [one.report.blamed for one in failed if one.report is not None]
+    for rank in sorted(set(blamed), key=lambda rank: (-blamed.count(rank), rank)):
+        for one in failed:
+            if one.rank == rank:
+                return one
+    return failed[0]
+
+
+def summary(ended: Sequence[Ended], debug: bool) -> str:
+    """What the launcher prints: the cause whole, then who else ended because of it, in a line."""
+    cause = cause_of(ended)
+    alone = len(ended) == 1
+    lines = [_cause_text(cause, debug, alone)]
+    others = sorted(one.rank for one in ended if one.code and one.rank != cause.rank)
+    if others:
+        ranks = ", ".join(str(rank) for rank in others)
+        lines.append(f"rlx: rank {ranks} ended because of that")
+    return "\n".join(lines) + "\n"
+
+
+def _cause_text(cause: Ended, debug: bool, alone: bool) -> str:
+    report = cause.report
+    who = "" if alone else f"rank {cause.rank}: "
+    if report is None:
+        return f"rlx: error: {who}{_exit_text(cause.code)}"
+    shown = report.message if report.planned else f"{report.kind}: {report.message}"
+    text = f"rlx: error: {who}{shown}"
+    if debug or not report.planned:
+        return f"{report.traceback.rstrip()}\n{text}"
+    return text
+
+
+def _exit_text(code: int) -> str:
+    """How a process ended that said nothing itself."""
+    if code >= 0:
+        return f"the process ended with status {code} and without a word"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = "; was the machine out of memory?" if -code == signal.SIGKILL else ""
+    return f"the process was ended by {name}{hint}"

@@ -1,0 +1,27 @@
+"""A rank's tie to the launcher that started it: when the launcher dies, the rank goes too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import MutableMapping
+
+LAUNCHER_VARIABLE = "RLX_LAUNCHER_PID"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def tie_to_launcher(environ: MutableMapping[str, str]) -> None:
+    """Have the kernel end this process with its launcher; nothing where there is no launcher.
+
+    The variable is taken out of `environ`, since a process that this one starts has another parent.
+    """
+    number = environ.pop(LAUNCHER_VARIABLE, "")
+    if not number.isdecimal() or not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(number):
+        # The launcher died before the tie was made.
+        sys.exit(128 + signal.SIGTERM)
