@@ -9,7 +9,10 @@ A test takes the fixture `ranked` and gives it a body that every rank runs:
 In a normal pytest run the ranks are threads, over memory and over TCP, in worlds of 1, 2, 3 and 5,
 and `results` holds every rank's. Under `mpirun -n N python -m pytest --with-mpi tests/ranked` each
 process is one rank over MPI, and `results` holds its own alone: what a test asserts, it asserts on
-each rank. A rank that fails tells the others and makes its pytest, and so mpirun, fail.
+each rank, and what it compares between ranks, it compares in the body, by a collective.
+
+A rank that fails tells the others, whose waits end with its reason, and makes its pytest, and so
+mpirun, fail; the next test has a fresh world. Ranks that can no longer make one end the run.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from typing import TypeVar
 
 import pytest
 
+from rlx.errors import RlxError
 from rlx.group import ProcessGroup
-from rlx.net import MpiTransport, NetTransport
+from rlx.net import Deadline, MpiTransport, NetTransport
 from rlx.testing import make_mesh, run_on_mesh
 
 T = TypeVar("T")
@@ -37,12 +41,17 @@ class Ranked:
     kind: str
     world_size: int
 
-    def transports(self, body: Callable[[NetTransport], T]) -> dict[int, T]:
-        """Run `body(transport)` on the ranks that this process has; their results by rank."""
+    def transports(
+        self, body: Callable[[NetTransport], T], *, mpi_chunk_bytes: int = 1 << 30
+    ) -> dict[int, T]:
+        """Run `body(transport)` on the ranks that this process has; their results by rank.
+
+        `mpi_chunk_bytes` bounds one message of MPI; the other forms have no such bound.
+        """
         if self.kind != "mpi":
             results = run_on_mesh(make_mesh(self.kind, self.world_size), body)
             return dict(enumerate(results))
-        transport = MpiTransport.from_comm()
+        transport = _mpi_transport(mpi_chunk_bytes)
         try:
             return {transport.rank: body(transport)}
         except BaseException as error:  # a rank's outermost edge
@@ -54,6 +63,14 @@ class Ranked:
     def groups(self, body: Callable[[ProcessGroup], T]) -> dict[int, T]:
         """Like `transports`, with `body(group)`."""
         return self.transports(lambda one: body(ProcessGroup(one, deadline=DEADLINE_S)))
+
+
+def _mpi_transport(chunk_bytes: int) -> MpiTransport:
+    try:
+        return MpiTransport.from_comm(chunk_bytes=chunk_bytes, deadline=Deadline(DEADLINE_S))
+    except RlxError as error:
+        # The ranks are in different tests: whatever they did next, they would not meet again.
+        pytest.exit(f"the ranks cannot make a world together: {error}", returncode=1)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -7,6 +7,7 @@ of this rank is not its business.
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import struct
@@ -136,7 +137,9 @@ class Control:
 
     def _finish(self, last_word: bytes) -> None:
         self._last_word = last_word
-        self._wake_writer.send(b"\0")
+        # The thread may be awake for another reason, see the last word, and be gone by now.
+        with contextlib.suppress(BrokenPipeError):
+            self._wake_writer.send(b"\0")
         self._thread.join(_LAST_WORD_S + _JOIN_S)
         self._wake_writer.close()
 

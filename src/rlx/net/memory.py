@@ -18,6 +18,12 @@ from rlx.net.transport import Incoming, MessageMismatch, Mismatch, NetTransport,
 COPY_BYTES = 1 << 16
 """Up to this size a copy costs less than the wake-up of a sender that waits."""
 
+_LONGEST_WAIT_S = 3600.0
+"""One wait of a condition: its clock overflows at deadlines that a user may well give (1e10 s)."""
+
+_LONGEST_COPY_S = 60.0
+"""How long a sender lets a receiver finish a copy. One cut short by Ctrl-C may never say so."""
+
 
 class _Message:
     """A message on its way. `taken` means that its receiver reads it at this moment."""
@@ -103,7 +109,7 @@ class MemoryTransport(NetTransport):
             while not self._collect(exchange):
                 self._wait(exchange, deadline)
         finally:
-            exchange.withdraw()
+            exchange.end()
         if exchange.mismatches:
             raise MessageMismatch(exchange.mismatches)
 
@@ -114,8 +120,9 @@ class MemoryTransport(NetTransport):
 
     def vanish(self) -> None:
         """The memory form's way to die: as if this rank had been killed without a word."""
-        self._world.fail(Notice.of_loss(self._rank, f"rank {self._rank} died"))
-        self._leave()
+        if not self._closed:
+            self._world.fail(Notice.of_loss(self._rank, f"rank {self._rank} died"))
+            self._leave()
 
     def close(self) -> None:
         if not self._closed:
@@ -156,7 +163,7 @@ class MemoryTransport(NetTransport):
             self._check_left(exchange)
             if deadline.expired():
                 raise exchange.overdue(deadline)
-            condition.wait(deadline.remaining())
+            condition.wait(min(deadline.remaining(), _LONGEST_WAIT_S))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -188,14 +195,14 @@ class _Exchange:
         self._by_reference = [
             (peer, tag, message) for peer, tag, message in self.outgoing if not message.done
         ]
-        self.slots = list(receives)
+        self.slots = [(one, _bytes_of(one.buffer)) for one in receives]
         self.mismatches: list[Mismatch] = []
 
-    def take(self) -> tuple[Incoming, _Message] | None:
+    def take(self) -> tuple[Incoming, memoryview, _Message] | None:
         """The next message that has come for one of the slots, with its slot."""
         mail = self._world.mail[self._rank]
         blocked: set[tuple[int, int]] = set()
-        for place, slot in enumerate(self.slots):
+        for place, (slot, target) in enumerate(self.slots):
             key = (slot.peer, slot.tag)
             queue = mail.get(key)
             if key in blocked or not queue:
@@ -206,34 +213,27 @@ class _Exchange:
                 del mail[key]
             message.taken = True
             del self.slots[place]
-            return slot, message
+            return slot, target, message
         return None
 
     def has_mail(self) -> bool:
         """Whether `take` would find something."""
         mail = self._world.mail[self._rank]
-        return any((slot.peer, slot.tag) in mail for slot in self.slots)
+        return any((slot.peer, slot.tag) in mail for slot, _ in self.slots)
 
-    def fill(self, slot: Incoming, message: _Message) -> None:
+    def fill(self, slot: Incoming, target: memoryview, message: _Message) -> None:
         """Copy a message into its slot, or note that it is not the one expected."""
-        target = memoryview(slot.buffer).cast("B") if len(slot.buffer) else memoryview(b"")
-        if message.stamp == slot.stamp and message.size == len(target):
-            message.copy_to(target)
-        else:
-            self.mismatches.append(
-                Mismatch(
-                    peer=slot.peer,
-                    tag=slot.tag,
-                    expected_stamp=slot.stamp,
-                    expected_bytes=len(target),
-                    stamp=message.stamp,
-                    bytes=message.size,
-                )
-            )
-        if not message.done:
-            with self._world.lock:
-                message.done = True
-                self._world.changed[message.sender].notify_all()
+        try:
+            if message.stamp == slot.stamp and message.size == len(target):
+                message.copy_to(target)
+            else:
+                self.mismatches.append(_mismatch(slot, len(target), message))
+        finally:
+            # Even a copy that Ctrl-C cut short reads no more: its sender need not wait for it.
+            if not message.done:
+                with self._world.lock:
+                    message.done = True
+                    self._world.changed[message.sender].notify_all()
 
     def is_consumed(self) -> bool:
         """Whether every message handed over by reference has been read."""
@@ -241,7 +241,7 @@ class _Exchange:
 
     def awaited(self) -> list[tuple[int, str]]:
         """The peers that this exchange waits for, and for what."""
-        waits = [(slot.peer, f"{slot.stamp.decode(errors='replace')!r}") for slot in self.slots]
+        waits = [(slot.peer, f"{slot.stamp.decode(errors='replace')!r}") for slot, _ in self.slots]
         return waits + [
             (peer, f"a receive under tag {tag}")
             for peer, tag, message in self._by_reference
@@ -259,7 +259,18 @@ class _Exchange:
             peers,
         )
 
-    def withdraw(self) -> None:
+    def end(self) -> None:
+        """Take back what is not done, and let go of the caller's buffers.
+
+        An error that is kept holds this exchange, by its traceback; it must not hold the buffers,
+        since a `bytearray` with a view on it cannot be resized.
+        """
+        self._withdraw()
+        self.slots.clear()
+        for _, _, message in self._by_reference:
+            message.pieces = []
+
+    def _withdraw(self) -> None:
         """Take back what nobody has begun to read, and wait for what somebody reads just now."""
         pending = [one for one in self._by_reference if not one[2].done]
         if not pending:
@@ -273,5 +284,23 @@ class _Exchange:
                     if not queue:
                         del self._world.mail[peer][self._rank, tag]
             # The copy that a receiver has begun ends by itself: there is nothing in it to wait for.
-            while any(message.taken and not message.done for _, _, message in pending):
-                condition.wait(1.0)
+            condition.wait_for(
+                lambda: all(message.done or not message.taken for _, _, message in pending),
+                _LONGEST_COPY_S,
+            )
+
+
+def _bytes_of(buffer: bytearray | memoryview) -> memoryview:
+    # An empty view may have a shape that cannot be cast.
+    return memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
+
+
+def _mismatch(slot: Incoming, size: int, message: _Message) -> Mismatch:
+    return Mismatch(
+        peer=slot.peer,
+        tag=slot.tag,
+        expected_stamp=slot.stamp,
+        expected_bytes=size,
+        stamp=message.stamp,
+        bytes=message.size,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +50,8 @@ def run_ranks(
 
     A rank whose body raises aborts its group, so that the others end. When ranks fail, the error of
     the one that failed first is raised, with a note that names its rank. A rank that does not end
-    within `watchdog_s` is reported with its stack.
+    within `watchdog_s` is reported with its stack: in a second note, or where none failed, in a
+    `TimeoutError`.
     """
 
     def on_rank(one: NetTransport) -> T:
@@ -83,22 +83,33 @@ def run_on_mesh(
         )
         for one in transports
     }
-    for thread in threads.values():
-        thread.start()
-    end = time.monotonic() + watchdog_s
-    for thread in threads.values():
-        thread.join(max(0.0, end - time.monotonic()))
-    stuck = {rank: thread for rank, thread in threads.items() if thread.is_alive()}
-    stacks = _stacks(stuck)
-    for one in transports:
-        one.close()
-    if failures:
-        rank, error = failures[0]
+    try:
+        stuck = _join(threads, watchdog_s)
+        # What fails from here on fails because of the closing below.
+        first = failures[0] if failures else None
+    finally:
+        for one in transports:
+            one.close()
+    if first is not None:
+        rank, error = first
         error.add_note(f"rank {rank} of {len(transports)} failed first")
+        if stuck:
+            error.add_note(stuck)
         raise error
     if stuck:
-        raise TimeoutError(f"ranks still running after {watchdog_s} s:\n{stacks}")
+        raise TimeoutError(stuck)
     return [results[one.rank] for one in transports]
+
+
+def _join(threads: dict[int, threading.Thread], watchdog_s: float) -> str:
+    """Run all threads to their end; where some have none in time, which, and where they are."""
+    for thread in threads.values():
+        thread.start()
+    deadline = Deadline(watchdog_s)
+    for thread in threads.values():
+        thread.join(deadline.remaining())
+    stacks = _stacks({rank: one for rank, one in threads.items() if one.is_alive()})
+    return f"ranks still running after {watchdog_s} s:\n{stacks}" if stacks else ""
 
 
 def _stacks(threads: dict[int, threading.Thread]) -> str:
