@@ -13,40 +13,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-DIGITS = ROOT / "examples" / "digits" / "job.toml"
+from support import DIGITS, clean_environment, family
+
 LONG = ("--set", "job.epochs=300")
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc/net/tcp"
 )
-
-
-def clean_environment(**more: str) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("RLX_", "OMPI_", "PMI", "SLURM_", "PRTE_"))
-    }
-    return {**kept, **more}
-
-
-def family(pid: int) -> set[int]:
-    """A process and all that it started, directly or not."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    members = {pid}
-    while True:
-        more = {child for child, parent in parents.items() if parent in members} - members
-        if not more:
-            return members
-        members |= more
 
 
 def sockets_of(pids: set[int]) -> set[str]:

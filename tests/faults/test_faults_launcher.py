@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support import clean_environment, family
 
 MODEL = """
 import os
@@ -65,15 +65,6 @@ def job(tmp_path):
     return tmp_path / "job.toml"
 
 
-def clean_environment(**more: str) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("RLX_", "OMPI_", "PMI", "SLURM_", "PRTE_"))
-    }
-    return {**kept, **more}
-
-
 def launched(job: Path, *more: str, ranks: int = 2, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "rlx", "train", str(job), "-n", str(ranks), *more],
@@ -88,15 +79,10 @@ def launched(job: Path, *more: str, ranks: int = 2, **environment: str) -> subpr
 def children(pid: int) -> dict[int, int]:
     """{rank: pid} of the ranks that a launcher has started."""
     found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid:
-                variables = (entry / "environ").read_bytes().split(b"\0")
-                rank = next(one for one in variables if one.startswith(b"RLX_RANK="))
-                found[int(rank[9:])] = int(entry.name)
+    for child in family(pid) - {pid}:
+        with contextlib.suppress(OSError, StopIteration):
+            variables = (Path("/proc") / str(child) / "environ").read_bytes().split(b"\0")
+            found[int(next(one for one in variables if one.startswith(b"RLX_RANK="))[9:])] = child
     return found
 
 

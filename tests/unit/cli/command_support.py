@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-DIGITS = ROOT / "examples" / "digits" / "job.toml"
+from support import clean_environment
+
 SHORT = ["--set", "job.epochs=1"]
 
 MODEL = """
@@ -48,17 +46,6 @@ batch = 4
 [optimizer]
 lr = 0.1
 """
-
-
-def clean_environment(**more: str) -> dict[str, str]:
-    """This process's environment without what a launcher or a user may have set in it."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("RLX_", "OMPI_", "PMI", "SLURM_", "PRTE_"))
-        and not name.endswith("_NUM_THREADS")
-    }
-    return {**kept, **more}
 
 
 def rlx(*arguments: object, timeout_s: float = 60, **environment: str):

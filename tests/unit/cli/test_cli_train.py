@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_support import DIGITS, JOB, MODEL, ROOT, SHORT, clean_environment, result, rlx
 
 import rlx as package
+from command_support import JOB, MODEL, SHORT, result, rlx
+from support import DIGITS, ROOT, clean_environment
 
 
 @pytest.fixture
