@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -21,15 +22,22 @@ def reporter(stream: TextIO, epochs: int) -> Iterator[Callable[[Progress], None]
 
 
 class _Lines:
-    """One line an epoch."""
+    """One line an epoch, and one for each empty step and for the first loss that is no number."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._diverged = False
 
     def __call__(self, progress: Progress) -> None:
         if progress.is_empty:
             self._stream.write(
                 f"epoch {progress.epoch}, step {progress.step}: empty, its weights sum to zero\n"
+            )
+        elif not (self._diverged or math.isfinite(progress.loss)):
+            self._diverged = True
+            self._stream.write(
+                f"epoch {progress.epoch}, step {progress.step}: the loss is {progress.loss}; "
+                f"a lower optimizer.lr may help\n"
             )
         if progress.ends_epoch:
             self._stream.write(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -76,10 +77,19 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 def _print_result(outcome: Outcome, transport: str, options: argparse.Namespace) -> None:
     summary = outcome.summary(transport)
     if options.json:
-        sys.stdout.write(json.dumps(summary) + "\n")
+        sys.stdout.write(json.dumps(_with_null(summary), allow_nan=False) + "\n")
     else:
         sys.stdout.write(_as_text(summary))
     sys.stdout.flush()
+
+
+def _with_null(value: Any) -> Any:
+    """JSON has no NaN and no infinity; null stands for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _with_null(one) for key, one in value.items()}
+    return [_with_null(one) for one in value] if isinstance(value, list) else value
 
 
 def _as_text(summary: dict[str, Any]) -> str:

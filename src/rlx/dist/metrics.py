@@ -13,8 +13,8 @@ import numpy as np
 class Progress:
     """One finished step, as an observer sees it.
 
-    `loss` is the step's mean loss over all ranks, or NaN for an empty step, one whose weights sum
-    to zero, which changed nothing. Epochs and steps count from 1.
+    `loss` is the step's mean loss over all ranks. A step whose weights sum to zero is empty: it
+    changed nothing, and its loss is NaN. Epochs and steps count from 1.
     """
 
     epoch: int
@@ -25,16 +25,12 @@ class Progress:
     epoch_loss: float
     lr: float
     samples: int
+    is_empty: bool = False
 
     @property
     def ends_epoch(self) -> bool:
         """Whether this was the last step of its epoch."""
         return self.step == self.steps
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the step's weights summed to zero."""
-        return self.loss != self.loss
 
 
 Observer: TypeAlias = Callable[[Progress], None]

@@ -124,8 +124,19 @@ class _Run:
                     loss, weight = self._take(lanes, step, order, lr)
                     tally.add(loss, weight, step.rows)
                     if observer is not None:
-                        place = (epoch + 1, spec.epochs, number + 1, steps)
-                        observer(Progress(*place, loss, tally.epoch_loss, lr, tally.samples))
+                        observer(
+                            Progress(
+                                epoch=epoch + 1,
+                                epochs=spec.epochs,
+                                step=number + 1,
+                                steps=steps,
+                                loss=loss,
+                                epoch_loss=tally.epoch_loss,
+                                lr=lr,
+                                samples=tally.samples,
+                                is_empty=not weight,
+                            )
+                        )
                 tally.end_epoch()
         return self._metrics(tally), self._result()
 

@@ -110,6 +110,18 @@ def test_a_save_that_cannot_be_written_is_refused_before_training(tmp_path):
             assert "epoch" not in message
 
 
+def test_a_run_that_diverges_says_so_once_and_its_json_is_json():
+    done = rlx("train", DIGITS, *SHORT, "--set", "optimizer.lr=1e30", "--json")
+    assert done.returncode == 0
+    assert done.stderr.count("the loss is nan; a lower optimizer.lr may help") == 1
+    assert "empty" not in done.stderr
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert json.loads(done.stdout, parse_constant=refuse)["last_loss"] is None
+
+
 # Errors as a user meets them.
 
 
