@@ -350,3 +350,77 @@ def test_a_late_rank_is_named_with_the_call_and_the_seconds(ranked):
                 group.barrier()
 
     ranked.transports(body)
+
+
+def test_plans_that_differ_in_their_leaves_are_a_disagreement(ranked):
+    from rlx.group import SumPlan
+
+    def body(group):
+        if group.world_size < 3:
+            return
+        size, rank = group.world_size, group.rank
+        usual = SumPlan.one_leaf_a_rank(size)
+        gap = SumPlan(size + 1, ((0, 1), *((peer + 1, peer + 2) for peer in range(1, size))))
+        plan = gap if rank == size - 1 else usual
+        with pytest.raises(DisagreementError, match="plan="):
+            group.sum_nodes(plan, {plan.nodes[rank][0]: np.ones(4)}, np.empty(4))
+
+    ranked.groups(body)
+
+
+def test_a_rank_that_refuses_what_comes_breaks_the_group_and_tells_the_others(ranked, monkeypatch):
+    from rlx.errors import RemoteError
+
+    monkeypatch.setattr("rlx.group.shuffles.GATHER_LIMIT_BYTES", 100)
+
+    def body(group):
+        if group.world_size == 1:
+            return
+        # Rank 0 alone is sent more than its limit: the others announce little to each other.
+        sizes = [500 if peer == 0 and group.rank else 1 for peer in range(group.world_size)]
+        with pytest.raises((LimitExceeded, RemoteError)) as caught:
+            group.all_to_all_v([np.zeros(size, np.uint8) for size in sizes])
+        assert isinstance(caught.value, LimitExceeded) == (group.rank == 0)
+        with pytest.raises(ClosedError):
+            group.barrier()
+
+    ranked.groups(body)
+
+
+def test_arguments_of_the_wrong_kind_are_refused_before_the_call(ranked):
+    def body(group):
+        one = np.ones(1, np.float32)
+        for use in (
+            lambda: group.permute(one, ["a"] * group.world_size),
+            lambda: group.permute(one, 3),
+            lambda: group.all_to_all_v(3),
+            lambda: group.scatter_v(5, root=group.rank),
+            lambda: group.send(0, "text"),
+            lambda: group.all_gather_bytes("text"),
+            lambda: group.empty(-1),
+            lambda: group.all_to_all(np.array(1.0)),
+        ):
+            with pytest.raises(UsageError):
+                use()
+        scalar = group.permute(np.array(1.0), list(range(group.world_size)))
+        assert scalar.shape == ()
+        group.barrier()
+
+    ranked.groups(body)
+
+
+def test_a_late_rank_learns_of_a_disagreement_too(ranked):
+    """The others have raised, and left, before it reads what they sent."""
+    import time
+
+    def body(group):
+        if group.world_size < 2:
+            return
+        if group.rank == group.world_size - 1:
+            time.sleep(0.05)
+        size = 3 if group.rank == 0 else 4
+        with pytest.raises(DisagreementError), group:
+            group.all_reduce(np.ones(size, np.float32))
+
+    for _ in range(5):
+        ranked.groups(body)

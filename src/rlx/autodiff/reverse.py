@@ -78,10 +78,14 @@ def _target(graph: Graph, one: Value | str) -> int:
 
 
 def _dependents(graph: Graph, targets: Sequence[int], last: int) -> list[bool]:
-    """For each node up to `last`, whether it depends on one of `targets`."""
+    """For each node up to `last`, whether a gradient can flow through it to one of `targets`.
+
+    None flows through integers and BOOL, which change in steps.
+    """
     depends: list[bool] = []
     for node in graph.nodes[: last + 1]:
-        depends.append(node.id in targets or any(depends[one] for one in node.inputs))
+        reaches = node.id in targets or any(depends[one] for one in node.inputs)
+        depends.append(reaches and node.dtype.is_float)
     return depends
 
 
@@ -125,9 +129,13 @@ def _found(graph: Graph, cotangents: dict[int, Value], target: int) -> Value:
 
 
 def _why(graph: Graph, node: Node) -> str:
-    if _dependents(graph, [node.id], graph.outputs[0])[-1]:
+    users = {node.id}
+    for later in graph.nodes[node.id + 1 : graph.outputs[0] + 1]:
+        if users & set(later.inputs):
+            users.add(later.id)
+    if graph.outputs[0] in users:
         return (
             f"graph {graph.name!r}: the loss depends on {node} only through ops that have no "
-            f"gradient (comparisons, argmax, integer casts)"
+            f"gradient (comparisons, argmax, casts to integers)"
         )
     return f"graph {graph.name!r}: the loss does not depend on {node}"

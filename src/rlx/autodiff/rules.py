@@ -192,8 +192,9 @@ def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
     if right.shape.rank > 2 or left.shape.rank == 2:
         return [to_left, _swapped(left) @ cotangent]
     # One matrix shared by a stack: one product over all rows, not a stack of products to be summed.
-    rows = left.reshape(-1, left.shape[-1])
-    return [to_left, _swapped(rows) @ cotangent.reshape(-1, cotangent.shape[-1])]
+    count = Shape(left.shape.dims[:-1]).size
+    rows = left.reshape(count, left.shape[-1])
+    return [to_left, _swapped(rows) @ cotangent.reshape(count, cotangent.shape[-1])]
 
 
 def _swapped(matrix: Value) -> Value:
@@ -215,18 +216,20 @@ def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
 
 @vjp(Op.REDUCE_MEAN)
 def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
-    graph, shape = site.graph, site.inputs[0].shape
-    count = Shape([shape[axis] for axis in site.attributes["axes"]]).size
-    share = _kept(site, cotangent) / graph.size(count, cotangent.dtype)
-    return [graph.broadcast_to(share, shape)]
+    graph, (operand,) = site.graph, site.inputs
+    count = Shape([operand.shape[axis] for axis in site.attributes["axes"]]).size
+    wide = _wide(_kept(site, cotangent))
+    share = _as(wide / graph.size(count, wide.dtype), cotangent.dtype)
+    return [graph.broadcast_to(share, operand.shape)]
 
 
 def _reduced_extreme(site: Site, output: Value, cotangent: Value) -> Cotangents:
     """Equal extremes share the cotangent equally, so that its total stays."""
     (operand,) = site.inputs
-    hits = _step(operand.equal(_kept(site, output)), operand)
+    share = _wide(_kept(site, cotangent))
+    hits = _step(operand.equal(_kept(site, output)), share)
     count = site.graph.reduce(ReduceOp.SUM, hits, site.attributes["axes"], keepdims=True)
-    return [hits * (_kept(site, cotangent) / count)]
+    return [_as(hits * (share / count), operand.dtype)]
 
 
 VJP[Op.REDUCE_MAX] = _reduced_extreme
@@ -241,7 +244,7 @@ def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
     zeros = x.equal(0.0)
     safe = graph.where(zeros, graph.scalar(1.0, x.dtype), x)
     others = graph.reduce(ReduceOp.PROD, safe, axes, keepdims=True)
-    count = graph.reduce(ReduceOp.SUM, _step(zeros, x), axes, keepdims=True)
+    count = graph.reduce(ReduceOp.SUM, _step(zeros, _wide(x)), axes, keepdims=True)
     without = graph.where(count.equal(0.0), others / safe, _zero(x))
     only = graph.where(zeros & count.equal(1.0), graph.broadcast_to(others, x.shape), without)
     return [only * _kept(site, cotangent)]
@@ -323,6 +326,11 @@ def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
     wanted = graph.one_hot(labels, logits.shape[-1], cotangent.dtype)
     error = graph.softmax(wide, -1) - wanted
     return [_as(error * cotangent.reshape(*cotangent.shape, 1), logits.dtype), None]
+
+
+def _wide(value: Value) -> Value:
+    """F32 for half precision, which cannot count beyond 65,504, or 256 without gaps."""
+    return value.cast(DType.F32) if value.dtype in (DType.F16, DType.BF16) else value
 
 
 def _as(value: Value, dtype: DType) -> Value:

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlx.backends import Bound, Session
+from rlx.dist.agreement import agree
+from rlx.dist.digest import params_digest
+from rlx.dist.fields import all_of, check, check_int, check_text
 from rlx.dist.files import uri_resolver
 from rlx.dist.lanes import Lanes
 from rlx.dist.push import pushed_rows
@@ -35,10 +38,13 @@ class EvaluationSpec(Record, frozen=True):
     push_data: bool = False
 
     def __post_init__(self) -> None:
-        self._normalise("names", tuple(self.names))
-        self._normalise("data", tuple(self.data))
-        if self.batch < 1 or not self.data:
-            raise UsageError("an evaluation has data, and a batch of at least one row")
+        check(isinstance(self.graph, Graph), f"graph is a Graph; got {type(self.graph).__name__}")
+        self._normalise("names", all_of("names", self.names, str))
+        self._normalise("data", all_of("data", self.data, DataRef))
+        check_int("batch", self.batch, least=1)
+        check(isinstance(self.push_data, bool), "push_data is a bool")
+        for name in self.names:
+            check_text("a figure's name", name)
         if any(ref.has_shard for ref in self.data):
             raise UsageError("an evaluation divides its rows itself; its data has no shards")
         check_data(self.graph, self.graph.inputs, self.data, self.batch)
@@ -55,6 +61,17 @@ class EvaluationSpec(Record, frozen=True):
                     f"figure {name!r} is {node.type}; expected floating-point, without axes or one "
                     f"number a row: [{leading}]"
                 )
+
+    def facts(self) -> dict[str, str]:
+        """What all ranks of an evaluation share, each fact short enough to be shown."""
+        inputs = [(ref.input, ref.elem) for ref in self.data]
+        return {
+            "graph": self.graph.digest()[:16],
+            "figures": ", ".join(self.names)[:200],
+            "inputs": str(inputs)[:200],
+            "batch": str(self.batch),
+            "push_data": str(self.push_data),
+        }
 
     def to_bytes(self) -> bytes:
         """The canonical encoding."""
@@ -81,13 +98,33 @@ def evaluate(
 ) -> dict[str, float]:
     """The figures of `spec` with `params`; the same on every rank, for every number of ranks.
 
-    Rows are summed in float64 along the canonical tree over the microbatches.
+    Rows are summed in float64 along the canonical tree over the microbatches. Ranks whose graphs,
+    parameters or numbers of rows differ all raise `DisagreementError`. If it raises, the group is of
+    no further use: the other ranks have been told (`group.abort`).
     """
+    try:
+        return _evaluate(spec, params, group, resolve)
+    except BaseException as error:
+        if group is not None:
+            group.abort(error)
+        raise
+
+
+def _evaluate(
+    spec: EvaluationSpec,
+    params: Mapping[str, np.ndarray],
+    group: ProcessGroup | None,
+    resolve: Resolver,
+) -> dict[str, float]:
+    if group is not None:
+        agree(group, {**spec.facts(), "parameters": params_digest(params)[:16]}, 0, "evaluation")
     if spec.push_data and group is not None:
         rows = pushed_rows(spec.graph, spec.data, group, resolve)
     else:
         rows = load_rows(spec.graph, spec.data, resolve)
     count = len(next(iter(rows.values())))
+    if group is not None:
+        agree(group, {"number of rows": str(count)}, count, "evaluation's rows")
     rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
     step = SharedRows(count, spec.batch, count, world_size).step(0)
     sums = _Sums(spec, params, rows)

@@ -39,8 +39,14 @@ def initial_value(
     kind, settings = _parsed(uri, name)
     if kind in ("zeros", "ones", "constant"):
         value = {"zeros": 0.0, "ones": 1.0}.get(kind, settings.get("value", 0.0))
-        return np.full(shape, value, dtype)
-    low, high = _bounds(kind, settings, shape)
+        low = high = value
+    else:
+        low, high = _bounds(kind, settings, shape)
+    with np.errstate(over="ignore"):
+        if not np.isfinite(np.array([low, high, high - low]).astype(dtype)).all():
+            raise UsageError(f"parameter {name!r}: {uri!r} has values that {dtype} cannot hold")
+    if kind in ("zeros", "ones", "constant"):
+        return np.full(shape, low, dtype)
     unit = _uniform(int(settings.get("seed", 0)), name, math.prod(shape))
     return (low + (high - low) * unit).astype(dtype).reshape(shape)
 

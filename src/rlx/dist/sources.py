@@ -50,13 +50,26 @@ def load_params(
 
 def _rows(node: Node, ref: DataRef, resolve: Resolver) -> np.ndarray:
     dtype = numpy_dtype(node.dtype)
-    content = resolve(ref.uri)
+    content = _content(f"input {ref.input!r}", ref.uri, resolve)
     if isinstance(content, np.ndarray):
         table = _typed_rows(content, dtype, ref)
     else:
-        table = _raw_rows(memoryview(content), dtype, ref)
+        table = _raw_rows(content, dtype, ref)
     shape = tuple(dim for dim in node.shape.dims[1:] if isinstance(dim, int))
     return _shard(table.reshape(len(table), *shape), ref)
+
+
+def _content(what: str, uri: str, resolve: Resolver) -> np.ndarray | memoryview:
+    """What the resolver gives: an array, or raw bytes."""
+    found = resolve(uri)
+    if isinstance(found, np.ndarray) and not isinstance(found, np.ma.MaskedArray):
+        return found
+    if isinstance(found, bytes | bytearray | memoryview):
+        raw = memoryview(found)
+        return raw.cast("B") if raw.nbytes else memoryview(b"")
+    raise DataError(
+        f"{what}: the resolver gives a {type(found).__name__} for {uri}; expected an array or bytes"
+    )
 
 
 def _typed_rows(content: np.ndarray, dtype: np.dtype[Any], ref: DataRef) -> np.ndarray:
@@ -96,7 +109,7 @@ def _param(node: Node, ref: WeightRef, resolve: Resolver, offset: int) -> np.nda
     shape = tuple(dim for dim in node.shape if isinstance(dim, int))
     if ref.uri.startswith(SCHEME):
         return initial_value(ref.uri, ref.name, shape, dtype)
-    content = resolve(ref.uri)
+    content = _content(f"parameter {ref.name!r}", ref.uri, resolve)
     if isinstance(content, np.ndarray):
         if content.dtype != dtype or content.shape != shape:
             raise DataError(
@@ -104,7 +117,7 @@ def _param(node: Node, ref: WeightRef, resolve: Resolver, offset: int) -> np.nda
                 f"expected {dtype}{list(shape)}"
             )
         return content
-    raw = memoryview(content)
+    raw = content
     needed = math.prod(shape) * dtype.itemsize
     has = raw.nbytes - offset if ref.packed else raw.nbytes
     if has < needed or (not ref.packed and has != needed):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from rlx.errors import UsageError
+from rlx.dist.fields import all_of, check, check_int, check_text, number
 from rlx.ir import Graph
 from rlx.wire import Record, WireKind, decode_record, encode_record
 
@@ -30,9 +29,9 @@ class WeightRef(Record, frozen=True):
     packed: bool = False
 
     def __post_init__(self) -> None:
-        _check_text("a parameter's name", self.name)
-        _check_text(f"the uri of parameter {self.name!r}", self.uri)
-        _check(isinstance(self.packed, bool), f"packed of {self.name!r} is a bool")
+        check_text("a parameter's name", self.name)
+        check_text(f"the uri of parameter {self.name!r}", self.uri)
+        check(isinstance(self.packed, bool), f"packed of {self.name!r} is a bool")
 
 
 class DataRef(Record, frozen=True):
@@ -49,14 +48,14 @@ class DataRef(Record, frozen=True):
     shard_len: int | None = None
 
     def __post_init__(self) -> None:
-        _check_text("an input's name", self.input)
-        _check_text(f"the uri of input {self.input!r}", self.uri)
-        _check_int(f"elem of input {self.input!r}", self.elem, least=1)
+        check_text("an input's name", self.input)
+        check_text(f"the uri of input {self.input!r}", self.uri)
+        check_int(f"elem of input {self.input!r}", self.elem, least=1)
         whole = (self.shard_start is None) == (self.shard_len is None)
-        _check(whole, f"input {self.input!r}: a shard has both shard_start and shard_len")
+        check(whole, f"input {self.input!r}: a shard has both shard_start and shard_len")
         if self.shard_start is not None:
-            _check_int(f"shard_start of input {self.input!r}", self.shard_start)
-            _check_int(f"shard_len of input {self.input!r}", self.shard_len)
+            check_int(f"shard_start of input {self.input!r}", self.shard_start)
+            check_int(f"shard_len of input {self.input!r}", self.shard_len)
 
     @property
     def has_shard(self) -> bool:
@@ -89,7 +88,7 @@ class AdamW(Record, frozen=True, tag="adamw"):
 
     def __post_init__(self) -> None:
         _check_adam(self, self.beta1, self.beta2, self.epsilon)
-        self._normalise("weight_decay", _number("weight_decay", self.weight_decay))
+        self._normalise("weight_decay", number("weight_decay", self.weight_decay))
 
 
 Optimizer: TypeAlias = Sgd | Adam | AdamW
@@ -185,69 +184,41 @@ class TrainSpec(Record, frozen=True):
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def _check_fields(self) -> None:
-        _check(isinstance(self.graph, Graph), f"graph is a Graph; got {type(self.graph).__name__}")
-        self._normalise("params", _all_of("params", self.params, WeightRef))
-        self._normalise("data", _all_of("data", self.data, DataRef))
-        rates = tuple(_number("lr_per_epoch", rate) for rate in _listed("lr_per_epoch", self))
-        _check(0 < len(rates) <= MAX_EPOCHS, f"lr_per_epoch has 1 to {MAX_EPOCHS} rates")
+        check(isinstance(self.graph, Graph), f"graph is a Graph; got {type(self.graph).__name__}")
+        self._normalise("params", all_of("params", self.params, WeightRef))
+        self._normalise("data", all_of("data", self.data, DataRef))
+        rates = tuple(number("lr_per_epoch", rate) for rate in _listed("lr_per_epoch", self))
+        check(0 < len(rates) <= MAX_EPOCHS, f"lr_per_epoch has 1 to {MAX_EPOCHS} rates")
         self._normalise("lr_per_epoch", rates)
-        _check_int("batch", self.batch, least=1)
-        _check_int("grad_start", self.grad_start)
-        _check_int("loss_index", self.loss_index)
+        check_int("batch", self.batch, least=1)
+        check_int("grad_start", self.grad_start)
+        check_int("loss_index", self.loss_index)
         if self.weight_index is not None:
-            _check_int("weight_index", self.weight_index)
-        _check_text("seed_input", self.seed_input)
-        self._normalise("momentum", _number("momentum", self.momentum))
-        _check(self.momentum < 1, f"momentum is below 1; got {self.momentum}")
-        _check(isinstance(self.optimizer, Sgd | Adam | AdamW), "optimizer is Sgd, Adam or AdamW")
+            check_int("weight_index", self.weight_index)
+        check_text("seed_input", self.seed_input)
+        self._normalise("momentum", number("momentum", self.momentum))
+        check(self.momentum < 1, f"momentum is below 1; got {self.momentum}")
+        check(isinstance(self.optimizer, Sgd | Adam | AdamW), "optimizer is Sgd, Adam or AdamW")
         plain = self.momentum == 0 or isinstance(self.optimizer, Sgd)
-        _check(plain, "momentum is for Sgd; Adam and AdamW have beta1")
+        check(plain, "momentum is for Sgd; Adam and AdamW have beta1")
         if self.global_batch is not None:
-            _check_int("global_batch", self.global_batch, least=1)
+            check_int("global_batch", self.global_batch, least=1)
         if self.shuffle_seed is not None:
-            _check_int("shuffle_seed", self.shuffle_seed, most=2**64 - 1)
-        _check(self.device == "cpu", f"device is 'cpu'; got {self.device!r}")
-        _check_int("lanes", self.lanes, least=1, most=MAX_LANES)
-        _check_int("grad_group", self.grad_group, most=2**31 - 1)
-        _check(isinstance(self.push_data, bool), "push_data is a bool")
-
-
-def _check(holds: bool, expectation: str) -> None:
-    if not holds:
-        raise UsageError(expectation)
-
-
-def _check_int(what: str, value: Any, *, least: int = 0, most: int = 2**63 - 1) -> None:
-    good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-    _check(good, f"{what} is an int from {least} to {most}; got {value!r}")
-
-
-def _check_text(what: str, value: Any) -> None:
-    good = isinstance(value, str) and 0 < len(value) <= 4096 and value.isprintable()
-    _check(good, f"{what} is 1 to 4096 printable characters; got {value!r}")
-
-
-def _number(what: str, value: Any) -> float:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    _check(plain, f"{what} is a number; got {value!r}")
-    _check(math.isfinite(value) and value >= 0, f"{what} is finite and >= 0; got {value!r}")
-    return float(value)
+            check_int("shuffle_seed", self.shuffle_seed, most=2**64 - 1)
+        check(self.device == "cpu", f"device is 'cpu'; got {self.device!r}")
+        check_int("lanes", self.lanes, least=1, most=MAX_LANES)
+        check_int("grad_group", self.grad_group, most=2**31 - 1)
+        check(isinstance(self.push_data, bool), "push_data is a bool")
 
 
 def _check_adam(record: Any, beta1: Any, beta2: Any, epsilon: Any) -> None:
     for name, value in (("beta1", beta1), ("beta2", beta2)):
-        record._normalise(name, _number(name, value))
-        _check(value < 1, f"{name} is below 1; got {value!r}")
-    record._normalise("epsilon", _number("epsilon", epsilon))
-    _check(epsilon > 0, f"epsilon is above 0; got {epsilon!r}")
-
-
-def _all_of(what: str, values: Any, kind: type) -> tuple[Any, ...]:
-    good = isinstance(values, list | tuple) and all(isinstance(one, kind) for one in values)
-    _check(good and bool(values), f"{what} is a list of at least one {kind.__name__}")
-    return tuple(values)
+        record._normalise(name, number(name, value))
+        check(value < 1, f"{name} is below 1; got {value!r}")
+    record._normalise("epsilon", number("epsilon", epsilon))
+    check(epsilon > 0, f"epsilon is above 0; got {epsilon!r}")
 
 
 def _listed(what: str, spec: TrainSpec) -> Sequence[Any]:
-    _check(isinstance(spec.lr_per_epoch, list | tuple), f"{what} is a list of numbers")
+    check(isinstance(spec.lr_per_epoch, list | tuple), f"{what} is a list of numbers")
     return spec.lr_per_epoch

@@ -97,7 +97,8 @@ class _Run:
         self._rank = 0 if group is None else group.rank
         first, rows = _sources(spec, group, resolve)
         self._own_rows = len(next(iter(rows.values())))
-        self._schedule = self._scheduled(_start_together(spec, group, first, self._own_rows))
+        counts = _start_together(spec, group, first, self._own_rows, reduce is not None)
+        self._schedule = self._scheduled(counts)
         self._layout = layout_of(first, [ref.name for ref in spec.params])
         dtype = next(iter(first.values())).dtype
         wide = accumulation(dtype)
@@ -258,12 +259,19 @@ def _sources(
 
 
 def _start_together(
-    spec: TrainSpec, group: ProcessGroup | None, first: Mapping[str, np.ndarray], rows: int
+    spec: TrainSpec,
+    group: ProcessGroup | None,
+    first: Mapping[str, np.ndarray],
+    rows: int,
+    has_own_reduce: bool,
 ) -> list[int]:
     """Every rank's number of rows, when all start from the same parameters."""
     if group is None:
         return [rows]
-    equal = {"first parameters": params_digest(first)[:16]}
+    equal = {
+        "first parameters": params_digest(first)[:16],
+        "gradient reduction": "the caller's" if has_own_reduce else "canonical",
+    }
     if not spec.has_shards:
         equal["number of rows"] = str(rows)
     return agree(group, equal, rows, "the start")

@@ -48,6 +48,19 @@ def name_of(dtype: np.dtype[Any]) -> str:
     return _NAMES.get(dtype) or dtype.name
 
 
+def checked_bytes(call: str, data: object) -> None:
+    """Refuse what is no bytes."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise UsageError(f"{call} takes bytes; got {type(data).__name__}")
+
+
+def checked_all(call: str, parts: object, count: int) -> list[np.ndarray]:
+    """`parts`, if it is a list of `count` arrays that a collective can carry."""
+    if not isinstance(parts, list | tuple) or len(parts) != count:
+        raise UsageError(f"{call} takes a list of {count} arrays; got {type(parts).__name__}")
+    return [checked(call, part) for part in parts]
+
+
 def checked_out(call: str, out: object, like: np.ndarray) -> np.ndarray:
     """`out`, if a result of `like`'s dtype and shape can be written into it as it is."""
     if not isinstance(out, np.ndarray):

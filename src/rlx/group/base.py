@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from rlx.errors import ClosedError, TransportError, UsageError
+from rlx.errors import (
+    ClosedError,
+    DisagreementError,
+    RemoteError,
+    TransportError,
+    UsageError,
+)
 from rlx.group import arrays
 from rlx.group.calls import Call, described, disagreement, shown
 from rlx.net import (
@@ -66,9 +72,27 @@ class GroupBase:
         try:
             self._check_open()
             self._calls += 1
-            yield Call(self._calls, text, Deadline(self._deadline_s))
+            with self._breaking(Call(self._calls, text, Deadline(self._deadline_s))) as call:
+                yield call
         finally:
             self._busy.release()
+
+    @contextlib.contextmanager
+    def _breaking(self, call: Call) -> Iterator[Call]:
+        """A call that ends by any error but a disagreement leaves ranks at different places.
+
+        An error of this rank alone (its memory, a limit, Ctrl-C) is told to the others, who would
+        wait for it; one that came from the transport they know.
+        """
+        try:
+            yield call
+        except DisagreementError:
+            raise
+        except BaseException as error:
+            self._broken = f"call {call.number} ({call.text}) failed: {error}"
+            if not isinstance(error, TransportError | RemoteError | ClosedError):
+                self._transport.abort(error)
+            raise
 
     def _round(
         self,
@@ -96,9 +120,6 @@ class GroupBase:
             self._transport.exchange(sends, receives, deadline=call.deadline)
         except MessageMismatch as error:
             raise disagreement(call, self.rank, self.world_size, error.mismatches) from None
-        except (TransportError, ClosedError) as error:
-            self._broken = f"call {call.number} ({call.text}) failed: {error}"
-            raise
 
     def _check_open(self) -> None:
         if self._broken is not None:

@@ -85,7 +85,8 @@ class CanonicalSum:
             rows = slot.reshape(len(self._plan.nodes[peer]), -1) if slot.size else ()
             held.update(zip(self._plan.nodes[peer], rows, strict=False))
         if wanted[0] < wanted[1]:
-            self._fold_into(out[slice(*wanted)], held)
+            with np.errstate(all="ignore"):  # a sum may overflow to infinity: IEEE's answer
+                self._fold_into(out[slice(*wanted)], held)
         if not small:
             self._gather(out, parts, call, exchange)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import UsageError
+from rlx.errors import DisagreementError, UsageError
 from rlx.group import arrays
 from rlx.group.calls import shown
 from rlx.group.canonical import CanonicalSum, Nodes, Workspace
@@ -103,8 +103,7 @@ class ProcessGroup(Shuffles):
         for array in nodes.values():
             if arrays.checked("sum_nodes", array).shape != out.shape or array.dtype != out.dtype:
                 raise UsageError(f"sum_nodes: a node is {shown(array)}, out is {shown(out)}")
-        ranges = "+".join(str(stop - start) for start, stop in plan.ranges)
-        details = [f"leaves={ranges}", shown(out)]
+        details = [f"leaves={plan.leaves}", f"plan={plan.digest()}", shown(out)]
         self._canonical("sum_nodes", details, name, plan, ReduceOp.SUM, nodes, out)
         return out
 
@@ -116,6 +115,7 @@ class ProcessGroup(Shuffles):
     def send(self, destination: int, data: Buffer) -> None:
         """Send bytes to one rank, which calls `receive`."""
         self._check_open()
+        arrays.checked_bytes("send", data)
         self._transport.send(
             self._peer("send", destination),
             POINT_TO_POINT_TAG,
@@ -136,12 +136,22 @@ class ProcessGroup(Shuffles):
 
     def empty(self, shape: Sequence[int] | int, dtype: Any = np.float32) -> np.ndarray:
         """A new array where the collectives work best, with no particular content."""
-        return np.empty(shape, dtype)
+        try:
+            return np.empty(shape, dtype)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"empty: no array of shape {shape!r}, {dtype!r}: {error}") from error
 
     def abort(self, reason: str | BaseException) -> None:
-        """Tell the other ranks why this one gives up; their waits raise `RemoteError`."""
+        """Tell the other ranks why this one gives up; their waits raise `RemoteError`.
+
+        After a `DisagreementError`, which every rank raises, it is the same as `close`.
+        """
         self._broken = f"rank {self.rank} aborted"
-        self._transport.abort(reason)
+        if isinstance(reason, DisagreementError):
+            # Every rank raises the same one by itself, from messages that a notice might overtake.
+            self._transport.close()
+        else:
+            self._transport.abort(reason)
 
     def close(self) -> None:
         """Leave in order. Twice is fine."""

@@ -95,9 +95,7 @@ class Shuffles(GroupBase):
         None."""
         mine: list[np.ndarray] | None = None
         if self.rank == self._peer("scatter_v", root):
-            if parts is None or len(parts) != self.world_size:
-                raise UsageError(f"scatter_v: the root brings {self.world_size} arrays")
-            mine = [arrays.checked("scatter_v", part) for part in parts]
+            mine = arrays.checked_all("scatter_v", parts, self.world_size)
         return self._scatter("scatter_v", mine, root, name)
 
     def _scatter(
@@ -111,8 +109,8 @@ class Shuffles(GroupBase):
 
         All have one dtype and shape; the length of axis 0 is a multiple of the world size.
         """
-        mine = np.ascontiguousarray(arrays.checked("all_to_all", array))
-        part = self._part("all_to_all", mine)
+        part = self._part("all_to_all", arrays.checked("all_to_all", array))
+        mine = np.ascontiguousarray(array)
         result = np.empty_like(mine)
         blocks = {peer: slice(peer * part, (peer + 1) * part) for peer in range(self.world_size)}
         with self._calling("all_to_all", [shown(mine)], name) as call:
@@ -128,9 +126,7 @@ class Shuffles(GroupBase):
         self, parts: Sequence[np.ndarray], *, name: str | None = None
     ) -> list[np.ndarray]:
         """Rank r gets `parts[r]` of every rank, in rank order; shapes and dtypes may differ."""
-        if len(parts) != self.world_size:
-            raise UsageError(f"all_to_all_v takes {self.world_size} arrays; got {len(parts)}")
-        mine = [arrays.checked("all_to_all_v", one) for one in parts]
+        mine = arrays.checked_all("all_to_all_v", parts, self.world_size)
         everyone = list(range(self.world_size))
         with self._calling("all_to_all_v", [], name) as call:
             got = self._announced_round(call, mine, everyone)
@@ -143,10 +139,12 @@ class Shuffles(GroupBase):
 
         `destinations` is a permutation of the ranks, the same everywhere; so are dtype and shape.
         """
-        mine = np.ascontiguousarray(arrays.checked("permute", array))
-        if sorted(destinations) != list(range(self.world_size)):
+        given = arrays.checked("permute", array)
+        mine = np.ascontiguousarray(given).reshape(given.shape)
+        ranks = range(self.world_size)
+        if not isinstance(destinations, list | tuple) or set(destinations) != set(ranks):
             raise UsageError(
-                f"permute: {list(destinations)} is no permutation of {self.world_size} ranks"
+                f"permute: {destinations!r} is no permutation of {self.world_size} ranks"
             )
         to, source = destinations[self.rank], list(destinations).index(self.rank)
         details = [shown(mine), "destinations=" + ",".join(str(one) for one in destinations)]
@@ -159,6 +157,7 @@ class Shuffles(GroupBase):
 
     def all_gather_bytes(self, data: bytes, *, name: str | None = None) -> list[bytes]:
         """The bytes of all ranks, in rank order; lengths may differ."""
+        arrays.checked_bytes("all_gather_bytes", data)
         mine = [np.frombuffer(data, np.uint8)] * self.world_size
         everyone = list(range(self.world_size))
         with self._calling("all_gather_bytes", [], name) as call:

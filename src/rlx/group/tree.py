@@ -11,6 +11,7 @@ nodes of that tree inside its range (`cover`); the rest of the tree joins the no
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
@@ -99,6 +100,11 @@ class SumPlan:
     def world_size(self) -> int:
         """How many ranks there are."""
         return len(self.ranges)
+
+    def digest(self) -> str:
+        """Sixteen hex digits that tell plans apart."""
+        text = f"{self.leaves} {self.ranges}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @staticmethod
     def one_leaf_a_rank(world_size: int) -> SumPlan:

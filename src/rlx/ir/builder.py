@@ -51,7 +51,8 @@ class Builder(ABC):
         if isinstance(array, bool | int | float):
             default = DType.BOOL if isinstance(array, bool) else DType.F32
             return self.scalar(array, default if dtype is None else dtype)
-        if not hasattr(array, "dtype") or not hasattr(array, "tobytes"):
+        is_masked = hasattr(array, "mask")
+        if is_masked or not hasattr(array, "dtype") or not hasattr(array, "tobytes"):
             raise GraphError(f"a constant is a numpy array or a number; got {type(array).__name__}")
         known = {member.value: member for member in DType}
         if array.dtype.name not in known:

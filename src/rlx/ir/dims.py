@@ -20,6 +20,8 @@ _Monomial: TypeAlias = tuple[str, ...]
 _Polynomial: TypeAlias = Mapping[_Monomial, int]
 
 MAX_DIM_TEXT = 256
+MAX_SIZE = 2**63 - 1
+_MAX_TERMS = 1024  # of a product that is not yet collected; the text that results has far fewer
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TERM = re.compile(r"([+-]?)((?:[A-Za-z0-9_]+)(?:\*[A-Za-z0-9_]+)*)")
 
@@ -31,6 +33,8 @@ def canonical_dim(dim: object) -> Dim:
     if isinstance(dim, int):
         if dim < 0:
             raise GraphError(f"a dimension is not negative; got {dim}")
+        if dim > MAX_SIZE:
+            raise GraphError(f"a dimension is at most {MAX_SIZE}; got {dim}")
         return dim
     return _text(_parse(dim))
 
@@ -121,6 +125,9 @@ def _polynomial(dim: Dim) -> _Polynomial:
 
 
 def _times(left: _Polynomial, right: _Polynomial) -> _Polynomial:
+    # Bounded before it is expanded: a few hundred bytes can ask for 53 ** 16 terms.
+    if len(left) * len(right) > _MAX_TERMS:
+        raise GraphError(f"a product of {len(left)} and {len(right)} terms is too complicated")
     result: dict[_Monomial, int] = {}
     for first, one in left.items():
         for second, other in right.items():
@@ -163,6 +170,8 @@ def _term(text: str, term: str) -> tuple[_Monomial, int]:
 
 
 def _text(polynomial: _Polynomial) -> Dim:
+    if any(abs(count) > MAX_SIZE for count in polynomial.values()):
+        raise GraphError(f"a dimension has a number over {MAX_SIZE} in it")
     terms = sorted(
         ((monomial, count) for monomial, count in polynomial.items() if count),
         key=lambda term: (-len(term[0]), term[0]),

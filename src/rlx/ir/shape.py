@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from rlx.errors import GraphError
-from rlx.ir.dims import Dim, canonical_dim, evaluate, product
+from rlx.ir.dims import MAX_SIZE, Dim, canonical_dim, evaluate, product
 
 MAX_RANK = 16
 """More axes than this is taken for a mistake, and refused before anything is planned for it."""
@@ -24,6 +25,9 @@ class Shape:
         made = tuple(canonical_dim(dim) for dim in dims)
         if len(made) > MAX_RANK:
             raise GraphError(f"a shape has at most {MAX_RANK} dimensions; got {len(made)}")
+        known = math.prod(dim for dim in made if isinstance(dim, int))
+        if known > MAX_SIZE:
+            raise GraphError(f"a shape of {known} elements is too large: {list(made)}")
         object.__setattr__(self, "dims", made)
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -24,6 +24,12 @@ class Value:
 
     __slots__ = ("graph", "id")
 
+    # Python would iterate by `value[0]`, `value[1]`, ..., each a new node, and numpy would make an
+    # array of values.
+    __iter__ = None
+    __contains__ = None
+    __array_ufunc__ = None
+
     def __init__(self, graph: Graph, node_id: int) -> None:
         self.graph = graph
         self.id = node_id
@@ -156,5 +162,6 @@ class Value:
 
     def _with(self, op: BinaryOp, other: Operand, swapped: bool = False) -> Value:
         if not isinstance(other, Value):
-            other = self.graph.scalar(other, self.dtype)
+            plain = isinstance(other, bool | int | float)
+            other = self.graph.scalar(other, self.dtype) if plain else self.graph.constant(other)
         return self.graph.binary(op, other, self) if swapped else self.graph.binary(op, self, other)

@@ -466,3 +466,32 @@ def test_the_observer_sees_every_step():
     assert [one.samples for one in seen][:4] == [16, 32, 48, 50]
     assert tuple(one.epoch_loss for one in seen if one.ends_epoch) == metrics.losses
     assert (seen[0].loss, seen[-1].loss) == (metrics.first_loss, metrics.last_loss)
+
+
+def test_a_reduce_on_some_ranks_alone_is_refused_on_all():
+    rows = rows_of(32)
+
+    def body(group):
+        own = (lambda flat: flat) if group.rank else None
+        with pytest.raises(DisagreementError, match="gradient reduction"):
+            run_train(linear_spec(), group, resolve=rows.__getitem__, reduce=own)
+
+    run_ranks(2, body, transport="memory")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "init:constant?value=1e300",
+        "init:uniform?low=-3e38&high=3e38",
+        "init:normal",
+        "init:zeros?seed=1",
+        "init:constant?value=nan",
+        "init:he_uniform?seed=-1",
+        "init:he_uniform?seed=1&seed=2",
+    ],
+)
+def test_a_first_value_that_cannot_be_is_refused(uri):
+    params = [WeightRef("w", uri), WeightRef("b", "init:zeros")]
+    with pytest.raises(UsageError, match="parameter 'w'"):
+        run_train(linear_spec(params=params), resolve=rows_of(4).__getitem__)

@@ -23,7 +23,11 @@ def _size(node: Node, bindings: Mapping[str, int]) -> Array:
     value = evaluate(node.attributes["dim"], bindings)
     if node.dtype.is_integer and value > numpy.iinfo(dtype).max:
         raise UsageError(f"{node}: the size is {value}, which {node.dtype} does not hold")
-    return numpy.array(value).astype(dtype)
+    with numpy.errstate(over="ignore"):
+        size = numpy.array(value).astype(dtype)
+    if not numpy.isfinite(size):
+        raise UsageError(f"{node}: the size is {value}, which {node.dtype} does not hold")
+    return size
 
 
 KERNELS[Op.INPUT] = Kernel()
