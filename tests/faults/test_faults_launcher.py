@@ -197,7 +197,7 @@ def test_a_frozen_rank_is_named_after_the_heartbeat(job):
     os.kill(ranks[1], signal.SIGSTOP)
     begun = time.monotonic()
     _, errors = launcher.communicate(timeout=30)
-    assert time.monotonic() - begun < 1 + 2 + 6
+    assert time.monotonic() - begun < 1 + 2 + 12
     assert launcher.returncode != 0
     assert "rank 1" in errors.splitlines()[-2] + errors.splitlines()[-1]
     assert all_gone(ranks.values())
