@@ -145,11 +145,13 @@ class NetTransport(ABC):
 
     def send(self, peer: int, tag: int, data: Buffer, *, deadline: Deadline) -> None:
         """Send `data`, whose size the receiver need not know beforehand."""
-        length = len(data).to_bytes(8, "little")
+        view = memoryview(data)
+        content: Buffer = view.cast("B") if view.nbytes else b""
+        length = view.nbytes.to_bytes(8, "little")
         self.exchange(
             [
                 Outgoing(peer, tag, _LENGTH_STAMP, (length,)),
-                Outgoing(peer, tag, _CONTENT_STAMP, (data,)),
+                Outgoing(peer, tag, _CONTENT_STAMP, (content,)),
             ],
             (),
             deadline=deadline,
