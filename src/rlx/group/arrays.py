@@ -123,6 +123,9 @@ def flat(array: np.ndarray) -> np.ndarray:
 
 def bytes_of(array: np.ndarray) -> memoryview:
     """The bytes of a C-contiguous array, without a copy."""
+    if array.size and array.dtype in _NAMES:
+        return array.data.cast("B")
+    # bfloat16 has no buffer format, and a view with a zero in its shape cannot be cast.
     return array.reshape(-1).view(np.uint8).data
 
 

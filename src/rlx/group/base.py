@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import TracebackType
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class GroupBase:
         self._transport = transport
         self._deadline_s = deadline
         self._calls = 0
+        self._others_here = [peer for peer in range(transport.world_size) if peer != transport.rank]
         self._busy = threading.Lock()
         self._broken: str | None = None
 
@@ -57,13 +58,16 @@ class GroupBase:
         """The transport that moves the bytes."""
         return self._transport
 
-    @contextlib.contextmanager
-    def _calling(
-        self, name: str, details: Sequence[str], caller_name: str | None
-    ) -> Iterator[Call]:
+    def _calling(self, name: str, details: Sequence[str], caller_name: str | None) -> _Calling:
         """One collective call. All that can be refused locally was refused before it is
         numbered."""
-        text = described(name, details, caller_name)
+        return _Calling(self, described(name, details, caller_name))
+
+    def _calling_ready(self, text: str) -> _Calling:
+        """The same, for a call whose text is known."""
+        return _Calling(self, text)
+
+    def _enter(self, text: str) -> Call:
         if not self._busy.acquire(blocking=False):
             raise UsageError(
                 f"rank {self.rank}: {text} was called while another thread of this rank is in a "
@@ -71,28 +75,25 @@ class GroupBase:
             )
         try:
             self._check_open()
-            self._calls += 1
-            with self._breaking(Call(self._calls, text, Deadline(self._deadline_s))) as call:
-                yield call
-        finally:
+        except BaseException:
             self._busy.release()
+            raise
+        self._calls += 1
+        return Call(self._calls, text, Deadline(self._deadline_s))
 
-    @contextlib.contextmanager
-    def _breaking(self, call: Call) -> Iterator[Call]:
+    def _leave(self, call: Call, error: BaseException | None) -> None:
         """A call that ends by any error but a disagreement leaves ranks at different places.
 
         An error of this rank alone (its memory, a limit, Ctrl-C) is told to the others, who would
         wait for it; one that came from the transport they know.
         """
         try:
-            yield call
-        except DisagreementError:
-            raise
-        except BaseException as error:
-            self._broken = f"call {call.number} ({call.text}) failed: {error}"
-            if not isinstance(error, TransportError | RemoteError | ClosedError):
-                self._transport.abort(error)
-            raise
+            if error is not None and not isinstance(error, DisagreementError):
+                self._broken = f"call {call.number} ({call.text}) failed: {error}"
+                if not isinstance(error, TransportError | RemoteError | ClosedError):
+                    self._transport.abort(error)
+        finally:
+            self._busy.release()
 
     def _round(
         self,
@@ -126,7 +127,7 @@ class GroupBase:
             raise ClosedError(f"rank {self.rank} cannot use this group: {self._broken}")
 
     def _others(self) -> list[int]:
-        return [rank for rank in range(self.world_size) if rank != self.rank]
+        return self._others_here
 
     def _peer(self, what: str, rank: int) -> int:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
@@ -148,3 +149,25 @@ class GroupBase:
         return (
             np.empty(like.shape, like.dtype) if out is None else arrays.checked_out(what, out, like)
         )
+
+
+class _Calling:
+    """`with` this, a call is under way. A class, since a generator would cost microseconds."""
+
+    __slots__ = ("_call", "_group", "_text")
+
+    def __init__(self, group: GroupBase, text: str) -> None:
+        self._group = group
+        self._text = text
+
+    def __enter__(self) -> Call:
+        self._call = self._group._enter(self._text)
+        return self._call
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._group._leave(self._call, error)

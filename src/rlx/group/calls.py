@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,17 +13,20 @@ from rlx.net import Deadline, Mismatch
 MAX_NAME_CHARACTERS = 64
 
 
-@dataclass(frozen=True, slots=True)
 class Call:
     """One collective call as this rank made it."""
 
-    number: int
-    text: str
-    deadline: Deadline
+    __slots__ = ("_encoded", "deadline", "number", "text")
+
+    def __init__(self, number: int, text: str, deadline: Deadline) -> None:
+        self.number = number
+        self.text = text
+        self.deadline = deadline
+        self._encoded = text.encode()
 
     def stamp(self, round_number: int = 1) -> bytes:
         """What every message of the call carries; rounds of one call differ by their number."""
-        return f"call {self.number}.{round_number}: {self.text}".encode()
+        return b"call %d.%d: %b" % (self.number, round_number, self._encoded)
 
 
 def described(name: str, details: Sequence[str], caller_name: str | None) -> str:

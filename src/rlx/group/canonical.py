@@ -1,63 +1,36 @@
-"""The movement of the canonical sum: two exchanges, or one for small vectors.
+"""The movement of the canonical sum: one round for small vectors, two for others.
 
-Round 1: each rank sends, to the owner of each piece of the vector, that piece of each of its nodes.
-The owner adds them along the tree. Round 2: each owner sends its summed piece to all. A vector of
-at most `SMALL_BYTES` goes whole to every rank instead, and each adds all of it: one round.
+Cost a rank, with N ranks, a vector of n bytes and one node a rank: `WholeSum` 1 round, (N - 1) n
+bytes sent; `PieceSum` 2 rounds, 2 (N - 1) n / N bytes sent, what a ring all-reduce sends. Between
+ranks that share memory `PieceSum` sends locations instead, and no piece of an array that is lent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from rlx.group.arrays import bytes_of
 from rlx.group.calls import Call
-from rlx.group.tree import Span, SumPlan, fold, pieces, split
-from rlx.net import COLLECTIVE_TAG, Incoming, Outgoing
+from rlx.group.folding import Folding, Workspace
+from rlx.group.lending import Loan, Terms, View
+from rlx.group.program import program
+from rlx.group.tree import Span, SumPlan, pieces
+from rlx.net import COLLECTIVE_TAG, Heap, Incoming, Outgoing
 
 SMALL_BYTES = 8192
+"""Up to this size a vector goes whole to every rank: a second round costs more than the bytes."""
+
+_MEETING, _RESULTS, _PIECES = 1, 2, 3  # the rounds of a call, as its stamps number them
 
 Exchange: TypeAlias = Callable[[Call, Sequence[Outgoing], Sequence[Incoming]], None]
 Nodes: TypeAlias = Mapping[Span, np.ndarray]
 
 
-class Workspace:
-    """Scratch arrays that are kept between calls, so that a steady state allocates nothing."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, np.ndarray] = {}
-
-    def array(self, key: str, elements: int, dtype: np.dtype[Any]) -> np.ndarray:
-        """`elements` elements with no particular content; the same memory for the same key."""
-        needed = elements * dtype.itemsize
-        kept = self._kept.get(key)
-        if kept is None or kept.nbytes < needed:
-            kept = np.empty(needed, np.uint8)
-            self._kept[key] = kept
-        return kept[:needed].view(dtype)
-
-
-class CanonicalSum:
-    """One canonical sum of vectors of one length and dtype, by one plan, on one rank."""
-
-    def __init__(
-        self,
-        plan: SumPlan,
-        rank: int,
-        *,
-        combine: np.ufunc,
-        accumulate_in: np.dtype[Any],
-        workspace: Workspace,
-        divisor: int | None = None,
-    ) -> None:
-        self._plan = plan
-        self._rank = rank
-        self._combine = combine
-        self._dtype = accumulate_in
-        self._workspace = workspace
-        self._divisor = divisor
+class Sum(Protocol):
+    """A canonical sum of vectors of one length and dtype, by one plan, on one rank."""
 
     def run(self, nodes: Nodes, out: np.ndarray, call: Call, exchange: Exchange) -> None:
         """Sum the nodes of all ranks into `out`.
@@ -66,113 +39,199 @@ class CanonicalSum:
         length and dtype of `out`. They are left alone, also where one of them is `out` itself,
         which then holds the sum.
         """
-        small = out.nbytes <= SMALL_BYTES
-        parts = pieces(out.size, self._plan.world_size)
-        whole = (0, out.size)
-        wanted = whole if small else parts[self._rank]
-        held = {span: array[slice(*wanted)] for span, array in nodes.items()}
-        slots = self._slots(wanted, out.dtype)
-        sends = [
-            self._message(peer, nodes, whole if small else parts[peer], call)
-            for peer in self._peers()
-        ]
-        receives = [
-            Incoming(peer, COLLECTIVE_TAG, call.stamp(), bytes_of(slot))
-            for peer, slot in slots.items()
-        ]
-        exchange(call, sends, receives)
-        for peer, slot in slots.items():
-            rows = slot.reshape(len(self._plan.nodes[peer]), -1) if slot.size else ()
-            held.update(zip(self._plan.nodes[peer], rows, strict=False))
-        if wanted[0] < wanted[1]:
-            with np.errstate(all="ignore"):  # a sum may overflow to infinity: IEEE's answer
-                self._fold_into(out[slice(*wanted)], held)
-        if not small:
-            self._gather(out, parts, call, exchange)
-
-    def _peers(self) -> list[int]:
-        return [rank for rank in range(self._plan.world_size) if rank != self._rank]
-
-    def _slots(self, wanted: Span, dtype: np.dtype[Any]) -> dict[int, np.ndarray]:
-        """One piece of scratch for each peer, as long as all its nodes' pieces together."""
-        length = wanted[1] - wanted[0]
-        counts = {peer: len(self._plan.nodes[peer]) * length for peer in self._peers()}
-        scratch = self._workspace.array("received", sum(counts.values()), dtype)
-        slots, start = {}, 0
-        for peer, count in counts.items():
-            slots[peer] = scratch[start : start + count]
-            start += count
-        return slots
-
-    def _message(self, peer: int, nodes: Nodes, piece: Span, call: Call) -> Outgoing:
-        own = self._plan.nodes[self._rank]
-        buffers = tuple(bytes_of(nodes[span][slice(*piece)]) for span in own)
-        return Outgoing(peer, COLLECTIVE_TAG, call.stamp(), buffers)
-
-    def _fold_into(self, out: np.ndarray, held: Nodes) -> None:
-        """Add the nodes along the tree. `out` may be one of them: it is written by the last
-        addition."""
-        root = (0, self._plan.leaves)
-        if root in held:
-            self._finish(out, held[root])
-            return
-        adder = _Adder(self._combine, self._dtype, out.size, self._workspace)
-        middle = split(root)
-        left = fold((0, middle), held.get, adder.add)
-        right = fold((middle, root[1]), held.get, adder.add)
-        if left is None or right is None:
-            only = right if left is None else left
-            assert only is not None, "a plan has at least one node"
-            self._finish(out, only)
-        elif out.dtype == self._dtype:
-            self._finish(out, self._combine(left, right, out=out, dtype=self._dtype))
-        else:
-            self._finish(out, adder.add(left, right))
-
-    def _finish(self, out: np.ndarray, total: np.ndarray) -> None:
-        """Divide, and round to the dtype of `out`, where there is something to do."""
-        if self._divisor:
-            np.divide(total, self._divisor, out=out, dtype=self._dtype, casting="same_kind")
-        elif total is not out:
-            np.copyto(out, total, casting="same_kind")
-
-    def _gather(self, out: np.ndarray, parts: list[Span], call: Call, exchange: Exchange) -> None:
-        stamp = call.stamp(2)
-        mine = bytes_of(out[slice(*parts[self._rank])])
-        sends = [Outgoing(peer, COLLECTIVE_TAG, stamp, (mine,)) for peer in self._peers()]
-        receives = [
-            Incoming(peer, COLLECTIVE_TAG, stamp, bytes_of(out[slice(*parts[peer])]))
-            for peer in self._peers()
-        ]
-        exchange(call, sends, receives)
 
 
-class _Adder:
-    """Adds pairs of arrays, writing over its own earlier results, never over what it was given."""
+def canonical_sum(
+    plan: SumPlan,
+    rank: int,
+    length: int,
+    dtype: np.dtype[Any],
+    *,
+    combine: np.ufunc,
+    accumulate_in: np.dtype[Any],
+    divisor: int | None,
+    workspace: Workspace,
+    heap: Heap | None,
+) -> Sum:
+    """The sum as it is moved for vectors of `length` elements. It can be run any number of times,
+    one at a time."""
+    small = length * dtype.itemsize <= SMALL_BYTES
+    parts = pieces(length, plan.world_size)
+    first, last = (0, length) if small else parts[rank]
+    ranks = [rank, *(peer for peer in range(plan.world_size) if peer != rank)]
+    fold = Folding(
+        program(plan.leaves, [span for one in ranks for span in plan.nodes[one]]),
+        last - first,
+        combine,
+        accumulate_in,
+        divisor,
+        workspace,
+    )
+    if small:
+        return WholeSum(plan, rank, length, dtype, fold)
+    return PieceSum(plan, rank, parts, dtype, fold, workspace, heap)
+
+
+class WholeSum:
+    """One round: every rank sends its nodes whole to all others, and each adds all of them."""
 
     def __init__(
-        self, combine: np.ufunc, dtype: np.dtype[Any], size: int, workspace: Workspace
+        self, plan: SumPlan, rank: int, length: int, dtype: np.dtype[Any], fold: Folding
     ) -> None:
-        self._combine = combine
+        self._spans = plan.nodes[rank]
+        self._peers = [peer for peer in range(plan.world_size) if peer != rank]
+        self._fold = fold
+        counts = [len(plan.nodes[peer]) for peer in self._peers]
+        whole = np.empty((sum(counts), length), dtype)
+        self._received = list(whole)
+        ends = [sum(counts[: place + 1]) for place in range(len(counts))]
+        self._slots = [
+            (peer, bytes_of(whole[end - count : end]))
+            for peer, count, end in zip(self._peers, counts, ends, strict=True)
+        ]
+
+    def run(self, nodes: Nodes, out: np.ndarray, call: Call, exchange: Exchange) -> None:
+        """As `Sum.run`."""
+        stamp = call.stamp()
+        own = [nodes[span] for span in self._spans]
+        content = tuple([array.tobytes() for array in own])
+        exchange(
+            call,
+            [Outgoing(peer, COLLECTIVE_TAG, stamp, content) for peer in self._peers],
+            [Incoming(peer, COLLECTIVE_TAG, stamp, slot) for peer, slot in self._slots],
+        )
+        self._fold.into(out, own + self._received)
+
+
+class PieceSum:
+    """Two rounds: pieces of every node to the piece's owner, which adds them; then sums to all.
+
+    Near ranks first tell each other where their arrays lie. What is lent is not sent: the owner of
+    a piece reads it from each lender's nodes, and writes the sum into each lender's `out`. Near
+    ranks that cannot lend (an array outside of the heap) send their pieces in a round of its own.
+    """
+
+    def __init__(
+        self,
+        plan: SumPlan,
+        rank: int,
+        parts: Sequence[Span],
+        dtype: np.dtype[Any],
+        fold: Folding,
+        workspace: Workspace,
+        heap: Heap | None,
+    ) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._parts = [slice(*part) for part in parts]
+        self._length = parts[rank][1] - parts[rank][0]
         self._dtype = dtype
-        self._size = size
+        self._fold = fold
         self._workspace = workspace
-        self._own: dict[int, np.ndarray] = {}
-        self._free: list[np.ndarray] = []
+        self._peers = [peer for peer in range(plan.world_size) if peer != rank]
+        near = frozenset() if heap is None else heap.near
+        self._terms = {
+            peer: Terms(heap, peer, len(plan.nodes[peer]), parts[rank], dtype)
+            for peer in self._peers
+            if heap is not None and peer in near
+        }
+        self._heap = heap if self._terms else None
 
-    def add(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        target = left if id(left) in self._own else right if id(right) in self._own else None
-        if target is None:
-            target = self.scratch()
-        elif target is left and id(right) in self._own:
-            self._free.append(right)
-        self._combine(left, right, out=target, dtype=self._dtype)
-        return target
+    def run(self, nodes: Nodes, out: np.ndarray, call: Call, exchange: Exchange) -> None:
+        """As `Sum.run`."""
+        own = [nodes[span] for span in self._plan.nodes[self._rank]]
+        with Loan(self._heap, own, out) as loan:
+            views = self._meet(own, loan, call, exchange)
+            mine = out[self._parts[self._rank]]
+            if self._length:
+                registers = [array[self._parts[self._rank]] for array in own]
+                for peer in self._peers:
+                    registers += views[peer].nodes or []
+                self._fold.into(mine, registers)
+            self._hand_out(out, mine, views, loan, call, exchange)
 
-    def scratch(self) -> np.ndarray:
-        """An array that holds no live result."""
-        if self._free:
-            return self._free.pop()
-        made = self._workspace.array(f"sum {len(self._own)}", self._size, self._dtype)
-        self._own[id(made)] = made
-        return made
+    def _meet(
+        self, own: list[np.ndarray], loan: Loan, call: Call, exchange: Exchange
+    ) -> dict[int, View]:
+        """Learn where the near ranks' arrays lie, and get the far ranks' pieces."""
+        stamp = call.stamp(_MEETING)
+        scratch = self._scratch()
+        sends, receives = [], []
+        for peer in self._peers:
+            terms = self._terms.get(peer)
+            if terms is None:
+                sends.append(self._pieces_for(peer, own, stamp))
+                receives.append(Incoming(peer, COLLECTIVE_TAG, stamp, bytes_of(scratch[peer])))
+            else:
+                sends.append(Outgoing(peer, COLLECTIVE_TAG, stamp, (loan.record,)))
+                receives.append(Incoming(peer, COLLECTIVE_TAG, stamp, terms.record))
+        exchange(call, sends, receives)
+        views = {
+            peer: terms.view() if (terms := self._terms.get(peer)) else View(None, None)
+            for peer in self._peers
+        }
+        self._send_what_is_not_lent(own, loan, scratch, views, call, exchange)
+        return {
+            peer: view if view.nodes is not None else View(list(scratch[peer]), view.out)
+            for peer, view in views.items()
+        }
+
+    def _send_what_is_not_lent(
+        self,
+        own: list[np.ndarray],
+        loan: Loan,
+        scratch: Mapping[int, np.ndarray],
+        views: Mapping[int, View],
+        call: Call,
+        exchange: Exchange,
+    ) -> None:
+        stamp = call.stamp(_PIECES)
+        sends = [] if loan.has_nodes else [self._pieces_for(p, own, stamp) for p in self._terms]
+        receives = [
+            Incoming(peer, COLLECTIVE_TAG, stamp, bytes_of(scratch[peer]))
+            for peer in self._terms
+            if views[peer].nodes is None
+        ]
+        if sends or receives:
+            exchange(call, sends, receives)
+
+    def _scratch(self) -> dict[int, np.ndarray]:
+        """Room for the pieces of each peer's nodes, one row a node."""
+        counts = {peer: len(self._plan.nodes[peer]) for peer in self._peers}
+        length = self._length
+        whole = self._workspace.array("pieces", sum(counts.values()) * length, self._dtype)
+        rooms, start = {}, 0
+        for peer, count in counts.items():
+            rooms[peer] = whole[start : start + count * length].reshape(count, length)
+            start += count * length
+        return rooms
+
+    def _pieces_for(self, peer: int, own: Sequence[np.ndarray], stamp: bytes) -> Outgoing:
+        part = self._parts[peer]
+        return Outgoing(peer, COLLECTIVE_TAG, stamp, tuple(bytes_of(array[part]) for array in own))
+
+    def _hand_out(
+        self,
+        out: np.ndarray,
+        mine: np.ndarray,
+        views: Mapping[int, View],
+        loan: Loan,
+        call: Call,
+        exchange: Exchange,
+    ) -> None:
+        """Bring this rank's sum to all, and get theirs."""
+        stamp = call.stamp(_RESULTS)
+        content = (bytes_of(mine),)
+        sends, receives = [], []
+        for peer in self._peers:
+            there = views[peer].out
+            if there is not None:
+                there[:] = mine
+            sends.append(Outgoing(peer, COLLECTIVE_TAG, stamp, content if there is None else ()))
+            comes_by_itself = loan.has_out and peer in self._terms
+            receives.append(
+                Incoming(peer, COLLECTIVE_TAG, stamp)
+                if comes_by_itself
+                else Incoming(peer, COLLECTIVE_TAG, stamp, bytes_of(out[self._parts[peer]]))
+            )
+        exchange(call, sends, receives)

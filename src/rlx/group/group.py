@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -10,14 +10,17 @@ import numpy as np
 
 from rlx.errors import DisagreementError, UsageError
 from rlx.group import arrays
-from rlx.group.calls import shown
-from rlx.group.canonical import CanonicalSum, Nodes, Workspace
+from rlx.group.calls import described, shown
+from rlx.group.canonical import Nodes, Sum, canonical_sum
+from rlx.group.folding import Workspace
 from rlx.group.shuffles import Shuffles
 from rlx.group.tree import SumPlan
 from rlx.ir import ReduceOp
 from rlx.net import POINT_TO_POINT_TAG, Buffer, Deadline, NetTransport
 
 RECEIVE_LIMIT_BYTES = 1 << 30
+
+_READY_CALLS = 256  # signatures of sums that are kept ready
 
 
 class ProcessGroup(Shuffles):
@@ -43,6 +46,8 @@ class ProcessGroup(Shuffles):
         super().__init__(transport, deadline=deadline)
         self._workspace = Workspace()
         self._all_ranks = SumPlan.one_leaf_a_rank(transport.world_size)
+        self._own_leaf = self._all_ranks.nodes[transport.rank][0]
+        self._ready: dict[Hashable, tuple[str, Sum]] = {}
 
     def all_reduce(
         self,
@@ -58,7 +63,7 @@ class ProcessGroup(Shuffles):
         once; integers wrap as numpy's do; max and min propagate NaN.
         """
         result = self._result("all_reduce", arrays.checked("all_reduce", array), out)
-        self._reduce("all_reduce", array, op, [], name, result)
+        self._reduce("all_reduce", array, op, "", name, result)
         return result
 
     def reduce(
@@ -71,7 +76,7 @@ class ProcessGroup(Shuffles):
     ) -> np.ndarray | None:
         """Like `all_reduce`, with the result on `root` alone; the others get None."""
         result = self._result("reduce", arrays.checked("reduce", array), None)
-        self._reduce("reduce", array, op, [self._root("reduce", root)], name, result)
+        self._reduce("reduce", array, op, self._root("reduce", root), name, result)
         return result if self.rank == root else None
 
     def reduce_scatter(
@@ -83,7 +88,7 @@ class ProcessGroup(Shuffles):
         """
         part = self._part("reduce_scatter", arrays.checked("reduce_scatter", array))
         result = self._result("reduce_scatter", array, None)
-        self._reduce("reduce_scatter", array, op, [], name, result)
+        self._reduce("reduce_scatter", array, op, "", name, result)
         return result[self.rank * part : (self.rank + 1) * part].copy()
 
     def sum_nodes(
@@ -103,8 +108,15 @@ class ProcessGroup(Shuffles):
         for array in nodes.values():
             if arrays.checked("sum_nodes", array).shape != out.shape or array.dtype != out.dtype:
                 raise UsageError(f"sum_nodes: a node is {shown(array)}, out is {shown(out)}")
-        details = [f"leaves={plan.leaves}", f"plan={plan.digest()}", shown(out)]
-        self._canonical("sum_nodes", details, name, plan, ReduceOp.SUM, nodes, out)
+        key = ("sum_nodes", plan, out.dtype, out.shape, name)
+        ready = self._ready.get(key)
+        if ready is None:
+            details = [f"leaves={plan.leaves}", f"plan={plan.digest()}", shown(out)]
+            text = described("sum_nodes", details, name)
+            ready = self._prepare(key, text, plan, ReduceOp.SUM, out.size, out.dtype)
+        text, canonical = ready
+        with self._calling_ready(text) as call:
+            canonical.run(nodes, out, call, self._exchange)
         return out
 
     def barrier(self, *, name: str | None = None) -> None:
@@ -176,33 +188,44 @@ class ProcessGroup(Shuffles):
         name: str,
         array: np.ndarray,
         op: ReduceOp | str,
-        more: list[str],
+        more: str,
         caller_name: str | None,
         out: np.ndarray,
     ) -> None:
-        reduction = arrays.operator(name, op, array)
-        details = [reduction.name.lower(), shown(array), *more]
-        nodes = {self._all_ranks.nodes[self.rank][0]: arrays.flat(array)}
-        flat_out = out.reshape(-1)
-        self._canonical(name, details, caller_name, self._all_ranks, reduction, nodes, flat_out)
+        key = (name, op, array.dtype, array.shape, more, caller_name)
+        ready = self._ready.get(key) if isinstance(op, str | ReduceOp) else None
+        if ready is None:
+            reduction = arrays.operator(name, op, array)
+            details = [reduction.name.lower(), shown(array), *filter(None, [more])]
+            text = described(name, details, caller_name)
+            ready = self._prepare(key, text, self._all_ranks, reduction, array.size, array.dtype)
+        text, canonical = ready
+        nodes = {self._own_leaf: arrays.flat(array)}
+        with self._calling_ready(text) as call:
+            canonical.run(nodes, out.reshape(-1), call, self._exchange)
 
-    def _canonical(
+    def _prepare(
         self,
-        name: str,
-        details: list[str],
-        caller_name: str | None,
+        key: Hashable,
+        text: str,
         plan: SumPlan,
         op: ReduceOp,
-        nodes: Nodes,
-        out: np.ndarray,
-    ) -> None:
-        canonical = CanonicalSum(
+        length: int,
+        dtype: np.dtype[Any],
+    ) -> tuple[str, Sum]:
+        """What a call of this signature needs, worked out once and kept."""
+        canonical = canonical_sum(
             plan,
             self.rank,
+            length,
+            dtype,
             combine=arrays.combiner(op),
-            accumulate_in=arrays.accumulation(out.dtype),
-            workspace=self._workspace,
+            accumulate_in=arrays.accumulation(dtype),
             divisor=self.world_size if op is ReduceOp.MEAN else None,
+            workspace=self._workspace,
+            heap=self._transport.heap,
         )
-        with self._calling(name, details, caller_name) as call:
-            canonical.run(nodes, out, call, self._exchange)
+        if len(self._ready) >= _READY_CALLS:
+            self._ready.pop(next(iter(self._ready)))
+        self._ready[key] = text, canonical
+        return text, canonical

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rlx.net.deadline import Deadline
+from rlx.net.heap import Heap
 from rlx.net.tags import COLLECTIVE_TAG, FIRST_USER_TAG, POINT_TO_POINT_TAG
 from rlx.net.transport import (
     MAX_TAG,
@@ -45,6 +46,7 @@ __all__ = [
     "POINT_TO_POINT_TAG",
     "Buffer",
     "Deadline",
+    "Heap",
     "Incoming",
     "MemoryTransport",
     "MessageMismatch",

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from rlx.errors import LimitExceeded, TransportError, UsageError
 from rlx.net.deadline import Deadline
+from rlx.net.heap import Heap
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """C-contiguous bytes. A `memoryview` must be cast to format "B" (`memoryview(a).cast("B")`)."""
@@ -27,7 +28,8 @@ _LENGTH_STAMP = b"rlx:length"
 _CONTENT_STAMP = b"rlx:content"
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: making a frozen one takes a microsecond, of which a small collective has few.
+@dataclass(slots=True)
 class Outgoing:
     """One message to send: the bytes of `buffers`, one after the other, to `peer` under `tag`.
 
@@ -40,7 +42,7 @@ class Outgoing:
     buffers: Sequence[Buffer] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Incoming:
     """One slot to fill: exactly `len(buffer)` bytes from `peer` under `tag`, stamped `stamp`."""
 
@@ -94,6 +96,11 @@ class NetTransport(ABC):
     @abstractmethod
     def world_size(self) -> int:
         """How many ranks there are."""
+
+    @property
+    def heap(self) -> Heap | None:
+        """Memory that this rank shares with its near peers, or None where it has none."""
+        return None
 
     @abstractmethod
     def exchange(
@@ -176,19 +183,26 @@ class NetTransport(ABC):
 
     def _check_exchange(self, sends: Sequence[Outgoing], receives: Sequence[Incoming]) -> None:
         """Refuse what no form can carry, before anything moves. For the forms' own use."""
-        messages: list[Outgoing | Incoming] = [*sends, *receives]
-        for message in messages:
-            if not 0 <= message.peer < self.world_size:
-                raise UsageError(
-                    f"rank {self.rank}: there is no peer {message.peer} in a world of "
-                    f"{self.world_size}"
-                )
-            if not 0 <= message.tag <= MAX_TAG:
-                raise UsageError(f"tag {message.tag} is outside 0..{MAX_TAG}")
-            if len(message.stamp) > MAX_STAMP_BYTES:
-                raise UsageError(
-                    f"a stamp of {len(message.stamp)} bytes is over the limit of {MAX_STAMP_BYTES}"
-                )
+        world_size = self.world_size
+        for messages in (sends, receives):
+            for message in messages:
+                if (
+                    not 0 <= message.peer < world_size
+                    or not 0 <= message.tag <= MAX_TAG
+                    or len(message.stamp) > MAX_STAMP_BYTES
+                ):
+                    raise self._refusal(message)
         for slot in receives:
             if memoryview(slot.buffer).readonly:
                 raise UsageError(f"the slot for rank {slot.peer}, tag {slot.tag} is read-only")
+
+    def _refusal(self, message: Outgoing | Incoming) -> UsageError:
+        if not 0 <= message.peer < self.world_size:
+            return UsageError(
+                f"rank {self.rank}: there is no peer {message.peer} in a world of {self.world_size}"
+            )
+        if not 0 <= message.tag <= MAX_TAG:
+            return UsageError(f"tag {message.tag} is outside 0..{MAX_TAG}")
+        return UsageError(
+            f"a stamp of {len(message.stamp)} bytes is over the limit of {MAX_STAMP_BYTES}"
+        )
