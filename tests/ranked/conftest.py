@@ -6,10 +6,11 @@ A test takes the fixture `ranked` and gives it a body that every rank runs:
         results = ranked.groups(lambda group: group.all_reduce(np.ones(3, np.float32)))
         assert all(...  for result in results.values())
 
-In a normal pytest run the ranks are threads, over memory and over TCP, in worlds of 1, 2, 3 and 5,
-and `results` holds every rank's. Under `mpirun -n N python -m pytest --with-mpi tests/ranked` each
-process is one rank over MPI, and `results` holds its own alone: what a test asserts, it asserts on
-each rank, and what it compares between ranks, it compares in the body, by a collective.
+In a normal pytest run the ranks are threads, over memory and over TCP, with and without shared
+memory, in worlds of up to 5, and `results` holds every rank's. Under mpirun with
+`python -m pytest --with-mpi tests/ranked` each process is one rank over MPI, and `results` holds
+its own alone: what a test asserts, it asserts on each rank, and what it compares between ranks, it
+compares in the body, by a collective.
 
 A rank that fails tells the others, whose waits end with its reason, and makes its pytest, and so
 mpirun, fail; the next test has a fresh world. Ranks that can no longer make one end the run.
@@ -31,7 +32,8 @@ from rlx.testing import make_mesh, run_on_mesh
 T = TypeVar("T")
 
 DEADLINE_S = 30.0
-THREADED = [(kind, size) for kind in ("memory", "tcp") for size in (1, 2, 3, 5)]
+SIZES = {"memory": (1, 2, 3, 5), "tcp": (2, 3, 5), "sockets": (1, 2, 3)}
+THREADED = [(kind, size) for kind, sizes in SIZES.items() for size in sizes]
 
 
 @dataclass(frozen=True)

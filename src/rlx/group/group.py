@@ -13,6 +13,7 @@ from rlx.group import arrays
 from rlx.group.calls import described, shown
 from rlx.group.canonical import Nodes, Sum, canonical_sum
 from rlx.group.folding import Workspace
+from rlx.group.lending import allocated
 from rlx.group.shuffles import Shuffles
 from rlx.group.tree import SumPlan
 from rlx.ir import ReduceOp
@@ -147,9 +148,18 @@ class ProcessGroup(Shuffles):
         return bytes(got)
 
     def empty(self, shape: Sequence[int] | int, dtype: Any = np.float32) -> np.ndarray:
-        """A new array where the collectives work best, with no particular content."""
+        """A new array where the collectives work best, with no particular content.
+
+        On the transport's heap, where it has one with room: near ranks (of one host) then add in
+        place, without a copy. It is an array like any other, and may outlive the group. While a sum
+        is under way it is the call's; after one that failed, near ranks may still write to its
+        `out`.
+        """
+        heap = self._transport.heap
         try:
-            return np.empty(shape, dtype)
+            if heap is None:
+                return np.empty(shape, dtype)
+            return allocated(heap, shape, np.dtype(dtype))
         except (TypeError, ValueError) as error:
             raise UsageError(f"empty: no array of shape {shape!r}, {dtype!r}: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -14,6 +15,22 @@ from rlx.group.tree import Span
 from rlx.net import Heap
 
 _NOWHERE = (1 << 64) - 1
+
+
+def allocated(heap: Heap, shape: Sequence[int] | int, dtype: np.dtype[Any]) -> np.ndarray:
+    """A new array on the heap, or an ordinary one where the heap has no room for it.
+
+    Its memory is given back when neither it nor any view of it is left.
+    """
+    like = np.broadcast_to(np.empty((), dtype), shape)  # numpy's own judgement of the shape
+    size_bytes = like.size * dtype.itemsize
+    place = heap.allocate(size_bytes) if size_bytes and not dtype.hasobject else None
+    if place is None:
+        return np.empty(shape, dtype)
+    location, memory = place
+    owner = np.frombuffer(memory, np.uint8)
+    weakref.finalize(owner, heap.free, location).atexit = False
+    return owner.view(dtype).reshape(like.shape)
 
 
 class View(NamedTuple):
@@ -68,9 +85,12 @@ class Loan:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._heap is None:
+            return
         for location in self._locations:
-            assert self._heap is not None
             self._heap.take_back(location)
+        if error is not None and self._locations:
+            self._heap.retire()
 
 
 class Terms:

@@ -29,13 +29,13 @@ from enum import IntEnum
 
 from rlx.errors import AuthenticationError, ConnectError, UsageError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_JOB_BYTES = 64
 
 _MAGIC = b"rlx/net\n"
 # This layout is the same in every protocol version, so that versions can tell each other theirs:
-# magic, version, channel, rank, peer, world size, nonce, bytes of the job, the job.
-_HELLO = struct.Struct("<8sHBxIII32sB64s3x")
+# magic, version, channel, shares, rank, peer, world size, nonce, bytes of the job, the job.
+_HELLO = struct.Struct("<8sHBBIII32sB64s3x")
 _VERDICT = struct.Struct("<B3x32s")
 _ANY = 0xFFFFFFFF
 _NONCE_BYTES = 32
@@ -66,7 +66,10 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What two ends must agree on. `peer` is the rank expected at the other end."""
+    """What two ends must agree on. `peer` is the rank expected at the other end.
+
+    They need not agree on `shares`: whether an end would share memory with the other.
+    """
 
     rank: int
     world_size: int
@@ -74,6 +77,7 @@ class Facts:
     peer: int = _ANY
     channel: int = Channel.ANY
     version: int = PROTOCOL_VERSION
+    shares: bool = False
 
     def pack(self, nonce: bytes) -> bytes:
         """These facts and a nonce, as a hello or a challenge."""
@@ -82,6 +86,7 @@ class Facts:
             _MAGIC,
             self.version,
             self.channel,
+            self.shares,
             self.rank,
             self.peer,
             self.world_size,
@@ -93,9 +98,9 @@ class Facts:
     @classmethod
     def unpack(cls, data: bytes) -> Facts:
         """The facts in a hello or challenge."""
-        _, version, channel, rank, peer, world_size, _, size, job = _HELLO.unpack(data)
+        _, version, channel, shares, rank, peer, world_size, _, size, job = _HELLO.unpack(data)
         name = job[: min(size, MAX_JOB_BYTES)].decode("utf-8", "replace")
-        return cls(rank, world_size, name, peer, channel, version)
+        return cls(rank, world_size, name, peer, channel, version, shares == 1)
 
 
 def check_job(job: str) -> None:
@@ -226,6 +231,11 @@ class Proving(_Exchange):
     def proved(self) -> bool:
         """Whether this end has sent its proof."""
         return bool(self._challenge)
+
+    @property
+    def peer(self) -> Facts:
+        """The facts of the other end, once it has sent its challenge."""
+        return Facts.unpack(self._challenge)
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes; return those to send.

@@ -184,7 +184,7 @@ class Knock:
         address: Address,
         own: Facts,
         key: bytes,
-        welcome: Callable[[socket.socket], None],
+        welcome: Callable[[socket.socket, Facts], None],
     ) -> None:
         self._selector = selector
         self._family, self._address = resolve(address)
@@ -259,7 +259,7 @@ class Knock:
             self._selector.unregister(sock)
             self._socket = None
             self.let_in = True
-            self._welcome(sock)
+            self._welcome(sock, talk.peer)
 
     def _pause(self, error: OSError) -> None:
         self.problem = error.strerror or str(error)

@@ -2,12 +2,17 @@
 
 There is no reader thread and no queue between threads: whoever waits reads. One thread at a time
 drives the selector; the others sleep until the driver has filled their slots, or take over when it
-leaves. All state is under one lock, which the driver lets go only while it sleeps in the selector.
+leaves. All state is under one lock, which the driver lets go only while it gives way or sleeps.
 It knows links and failures, and nothing of how they came to be.
+
+Between ranks that share memory a message is there in a few microseconds, and to wake a sleeping
+process costs tens. So a driver first looks at the rings for a while, and gives way to other ranks
+of its core between two looks; then it asks its peers for a bell, and sleeps.
 """
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import threading
@@ -16,21 +21,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from rlx.errors import (
-    ClosedError,
-    DeadlineExceeded,
-    PeerLost,
-    RlxError,
-    TransportError,
-    WireError,
-)
+from rlx.errors import ClosedError, WireError
 from rlx.net.deadline import Deadline
+from rlx.net.endings import cut, died, late, left, repeat
+from rlx.net.express import exchange_small
 from rlx.net.frames import Limits
 from rlx.net.linger import close_softly, nothing_to_say
 from rlx.net.links import Ending, Link
-from rlx.net.mailbox import Mailbox, Operation, Room, Slot, describe
+from rlx.net.mailbox import Mailbox, Operation, Room, Slot
 from rlx.net.notices import Notice
+from rlx.net.sharing import SharedMemory
 from rlx.net.transport import Incoming, MessageMismatch, Outgoing
+from rlx.net.watch import Watch
 
 # How long a data connection that ended without a goodbye waits for the control connection to say
 # why: a notice of the peer's failure may still be on its way.
@@ -38,31 +40,46 @@ VERDICT_S: Final = 2.0
 _LINGER_S: Final = 2.0
 _LEAVE_S: Final = 5.0
 _WRITE: Final = selectors.EVENT_WRITE
+# How often a driver looks at the rings in vain before it sleeps; a look takes about a microsecond.
+_LOOKS: Final = 200
 
 
 class Engine:
     """Every exchange of one transport. All methods may be called from any thread."""
 
-    def __init__(self, rank: int, connections: Mapping[int, socket.socket], limits: Limits) -> None:
+    def __init__(
+        self,
+        rank: int,
+        connections: Mapping[int, socket.socket],
+        limits: Limits,
+        shared: SharedMemory | None = None,
+    ) -> None:
         self._rank = rank
         room = Room(limits.inbox_bytes)
-        self._links = {peer: Link(peer, sock, room, limits) for peer, sock in connections.items()}
+        self._shared = shared
+        rings = {} if shared is None else shared.streams
+        self._links = {
+            peer: Link(peer, sock, room, limits, rings.get(peer))
+            for peer, sock in connections.items()
+        }
+        for peer, ring in rings.items():
+            ring.ring_on(connections[peer])
+        self._ringing = [self._links[peer] for peer in rings]
+        self._looks = _LOOKS if shared is not None and shared.may_spin else 0
+        # With ranks of other hosts, each look is at their connections too.
+        self._only_rings = len(rings) == len(connections)
         self._own = Mailbox(room)
         self._mutex = threading.Lock()
         self._idle = threading.Condition(self._mutex)
         self._operations: set[Operation] = set()
+        self._express = Operation(0)
         self._driver: Operation | None = None
-        self._asleep = False
         self._doubted: set[Link] = set()
         self._failure: Notice | None = None
         self._closed: str | None = None
-        self._selector = selectors.DefaultSelector()
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
-        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        self._watch = Watch()
         for link in self._links.values():
-            self._follow(link)
+            self._watch.follow(link)
 
     # Exchanges
 
@@ -70,18 +87,47 @@ class Engine:
         self, sends: Sequence[Outgoing], receives: Sequence[Incoming], deadline: Deadline
     ) -> None:
         """As `NetTransport.exchange`, whose arguments have been checked."""
+        with self._mutex:
+            is_usable = self._failure is None and self._closed is None
+            if self._looks and is_usable and not self._operations:
+                sends, receives = self._by_express(sends, receives)
+                if not sends and not receives:
+                    return
+            self._exchange(sends, receives, deadline)
+
+    def _by_express(
+        self, sends: Sequence[Outgoing], receives: Sequence[Incoming]
+    ) -> tuple[Sequence[Outgoing], Sequence[Incoming]]:
+        """Move small messages between near ranks; returns what is left."""
+        token = self._express
+        self._operations.add(token)
+        try:
+            return exchange_small(self._links, sends, receives, self._may_look_again)
+        finally:
+            self._operations.discard(token)
+            token.error = None
+            if self._closed is not None:
+                self._idle.notify_all()
+
+    def _may_look_again(self) -> bool:
+        self._give_way()
+        # Another thread may have begun an exchange meanwhile, or a failure have been told.
+        return self._express.error is None and len(self._operations) == 1
+
+    def _exchange(
+        self, sends: Sequence[Outgoing], receives: Sequence[Incoming], deadline: Deadline
+    ) -> None:
         operation = Operation(len(sends) + len(receives))
         slots = [Slot(operation, incoming) for incoming in receives]
-        with self._mutex:
-            self._refuse_if_unusable(operation, sends, receives)
-            self._operations.add(operation)
-            try:
-                self._begin(operation, sends, slots)
-                self._wait(operation, deadline)
-                if not operation.done:
-                    operation.error = self._late(operation, deadline)
-            finally:
-                self._leave(operation)
+        self._refuse_if_unusable(operation, sends, receives)
+        self._operations.add(operation)
+        try:
+            self._begin(operation, sends, slots)
+            self._wait(operation, deadline)
+            if not operation.done:
+                operation.error = late(self._rank, operation, self._links, self._own, deadline)
+        finally:
+            self._leave(operation)
         if operation.error is not None:
             raise operation.error
         if operation.mismatches:
@@ -157,27 +203,65 @@ class Engine:
             self._move(link, link.read)
             if operation.done:
                 return
+        looks = self._looks
         while True:
-            timeout = self._time_to_sleep(deadline)
-            self._asleep = True
-            self._mutex.release()
-            try:
-                ready = self._selector.select(timeout)
-            finally:
-                self._mutex.acquire()
-                self._asleep = False
-            for key, mask in ready:
-                link = key.data
-                if link is None:
-                    self._drain_wakes()
-                    continue
+            if self._ringing and self._turn_rings():
+                looks = self._looks
+            elif looks and self._only_rings:
+                looks -= 1
+                self._give_way()
+            else:
+                self._select(0.0 if looks else self._time_to_sleep(deadline))
+                looks = max(0, looks - 1)
+            if operation.done or deadline.expired():
+                return
+
+    def _turn_rings(self) -> bool:
+        """Move what the rings let move; whether that was anything."""
+        moved = False
+        for link in self._ringing:
+            if link.has_work():
+                self._move(link, link.turn)
+                moved = True
+        return moved
+
+    def _give_way(self) -> None:
+        self._mutex.release()
+        try:
+            os.sched_yield()
+        finally:
+            self._mutex.acquire()
+
+    def _select(self, timeout: float) -> None:
+        """Sleep until something can move, and move it."""
+        shared = self._shared
+        if shared is not None and timeout:
+            shared.fall_asleep()
+            if self._turn_rings():
+                shared.wake_up()
+                return
+        self._watch.fall_asleep()
+        self._mutex.release()
+        try:
+            ready = self._watch.sleep(timeout)
+        finally:
+            self._mutex.acquire()
+            self._watch.woke_up()
+            if shared is not None:
+                shared.wake_up()
+        for link, mask in ready:
+            if link is None:
+                self._watch.drain_wakes()
+            elif link in self._ringing:
+                link.hear_bells()
+                self._move(link, link.turn)
+                self._watch.follow(link)
+            else:
                 if mask & _WRITE:
                     self._move(link, link.flush)
                 if mask & selectors.EVENT_READ:
                     self._move(link, link.read)
-            self._judge_doubts()
-            if operation.done or deadline.expired():
-                return
+        self._judge_doubts()
 
     def _time_to_sleep(self, deadline: Deadline) -> float:
         timeout = deadline.remaining()
@@ -191,37 +275,23 @@ class Engine:
         try:
             action()
         except WireError as error:
-            self._break(link, partial(_repeat, error))
+            self._break(link, partial(repeat, error))
             return
         if link.ending is None:
             if link.left or (link.doubt_since is not None and link.left_by_control):
-                self._break(link, partial(_left, link.peer))
+                self._break(link, partial(left, link.peer))
                 return
             if link.doubt_since is not None:
                 self._doubted.add(link)
             if link.interest != link.registered:
-                self._follow(link)
-
-    def _follow(self, link: Link) -> None:
-        """Have the selector watch what the link can use now."""
-        interest = link.interest
-        if interest == link.registered:
-            return
-        if link.registered == 0:
-            self._selector.register(link.socket, interest, link)
-        elif interest == 0:
-            self._selector.unregister(link.socket)
-        else:
-            self._selector.modify(link.socket, interest, link)
-        link.registered = interest
-        self._wake()
+                self._watch.follow(link)
 
     def _break(self, link: Link, ending: Ending) -> None:
         """No wait on this link can be served any more."""
         if link.ending is None:
             self._doubted.discard(link)
             link.end(ending)
-            self._follow(link)
+            self._watch.follow(link)
             # A peer that left may still be reading what was sent to it; others hear of the end.
             if not link.left:
                 link.socket.close()
@@ -230,37 +300,7 @@ class Engine:
         for link in self._doubted:
             since = link.doubt_since
             if since is not None and time.monotonic() >= since + VERDICT_S:
-                self._fail(_died(link.peer))
-
-    def _late(self, operation: Operation, deadline: Deadline) -> DeadlineExceeded:
-        missing = {
-            peer: waits
-            for peer in sorted(operation.peers)
-            if (waits := self._links[peer].waits_of(operation))
-        }
-        if own := self._own_waits(operation):
-            missing[self._rank] = own
-        text = "; ".join(
-            f"rank {peer}: {waits[0]}" + (f" and {len(waits) - 1} more" if waits[1:] else "")
-            for peer, waits in missing.items()
-        )
-        return DeadlineExceeded(
-            f"rank {self._rank} waited {deadline.elapsed():.3g} s in vain for {text}",
-            missing,
-        )
-
-    def _own_waits(self, operation: Operation) -> list[str]:
-        waits = [
-            f"a message ({slot.describe()}) was expected of it"
-            for slot in self._own.slots()
-            if slot.operation is operation
-        ]
-        waits += [
-            f"a message ({describe(tag, parcel.stamp)}) that no slot takes"
-            for tag, parcel in self._own.held_back()
-            if parcel.operation is operation
-        ]
-        return waits
+                self._fail(died(link.peer))
 
     def _leave(self, operation: Operation) -> None:
         """Take back what was not done, and hand the driving to another thread that waits."""
@@ -270,14 +310,14 @@ class Engine:
             for peer in operation.peers:
                 link = self._links[peer]
                 if link.withdraw(operation):
-                    self._break(link, partial(_cut, self._rank, peer))
+                    self._break(link, partial(cut, self._rank, peer))
                 elif link.ending is None:
-                    self._follow(link)
+                    self._watch.follow(link)
         if not self._operations:
             self._idle.notify_all()
         elif self._driver is not None:
             if self._driver.done:  # This thread has just filled the sleeping driver's last slot.
-                self._wake()
+                self._watch.wake()
         else:
             for other in self._operations:
                 if other.event is not None and not other.done:
@@ -297,7 +337,7 @@ class Engine:
         self._failure = notice
         for operation in self._operations:
             operation.fail(notice.to_error())
-        self._wake()
+        self._watch.wake()
 
     @property
     def failure(self) -> Notice | None:
@@ -312,7 +352,7 @@ class Engine:
             link = self._links[peer]
             link.left_by_control = True
             self._move(link, lambda: None)
-            self._wake()
+            self._watch.wake()
 
     def stop(self, reason: str) -> bool:
         """Every present and later wait raises ClosedError; False if that had been said before.
@@ -325,49 +365,17 @@ class Engine:
             self._closed = reason
             for operation in self._operations:
                 operation.fail(ClosedError(reason))
-            self._wake()
+            self._watch.wake()
             self._idle.wait_for(lambda: not self._operations, _LEAVE_S)
             return True
 
     def close(self, *, in_order: bool) -> None:
         """Close every connection, after `stop`. In order: what was sent arrives, and a goodbye."""
-        self._selector.close()
+        self._watch.close()
         open_sockets = []
         for link in self._links.values():
             if link.ending is None or link.left:
                 open_sockets.append((link.socket, link.say_goodbye if in_order else nothing_to_say))
         close_softly(open_sockets, _LINGER_S if in_order else 0.0)
-        self._wake_reader.close()
-        self._wake_writer.close()
-
-    def _wake(self) -> None:
-        if self._asleep:
-            try:
-                self._wake_writer.send(b"\0")
-            except BlockingIOError:
-                return  # It is full of wakes already.
-
-    def _drain_wakes(self) -> None:
-        try:
-            self._wake_reader.recv(4096)
-        except BlockingIOError:
-            return
-
-
-def _died(peer: int) -> Notice:
-    return Notice.of_loss(peer, f"rank {peer} died: its connection ended without a goodbye")
-
-
-def _left(peer: int, what: str) -> PeerLost:
-    return PeerLost(peer, f"rank {peer} left (closed its transport) while {what}")
-
-
-def _cut(rank: int, peer: int, what: str) -> TransportError:
-    return TransportError(
-        f"rank {rank}: the link to rank {peer} is broken, because an exchange on it ended in the "
-        f"middle of a message; {what}"
-    )
-
-
-def _repeat(error: WireError, what: str) -> RlxError:
-    return type(error)(f"{error} (while {what}); the link is closed")
+        if self._shared is not None:
+            self._shared.close()

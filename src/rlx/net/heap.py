@@ -23,16 +23,20 @@ class Heap(ABC):
         """The peers that can borrow from this rank, and it from them. Without this rank itself."""
 
     @abstractmethod
-    def allocate(self, size_bytes: int) -> memoryview | None:
-        """`size_bytes` of this rank's heap, aligned to 64 bytes, or None where it is full.
+    def allocate(self, size_bytes: int) -> tuple[int, memoryview] | None:
+        """`size_bytes` of this rank's heap, aligned to 64 bytes, and their location.
 
-        The memory is zeroed when it is first used, and holds anything later. It belongs to the
-        caller until `free`.
+        None where the heap has no such room, or where any memory can be lent. The memory is zeroed
+        when it is first used, and holds anything later. It is the caller's until `free`.
         """
 
     @abstractmethod
-    def free(self, memory: memoryview) -> None:
+    def free(self, location: int) -> None:
         """Give back what `allocate` gave. May be called by the garbage collector, at any point."""
+
+    @abstractmethod
+    def retire(self) -> None:
+        """Allocate no more: a call has failed, and peers may still write to what it had lent."""
 
     @abstractmethod
     def lend(self, memory: memoryview) -> int | None:

@@ -1,6 +1,9 @@
 """A link: the data connection to one peer. It reads frames into slots and writes frames out.
 
-It never waits: every call moves what can be moved now. Who waits, and for how long, is the
+Frames go through the connection itself or, between ranks that share memory, through a ring; the
+connection then wakes a rank that sleeps, and its end is the peer's.
+
+A link never waits: every call moves what can be moved now. Who waits, and for how long, is the
 engine's to say, which also holds the lock under which all of this runs.
 """
 
@@ -9,7 +12,6 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -18,42 +20,23 @@ from rlx.net.frames import (
     GOODBYE,
     HEADER,
     Limits,
-    byte_view,
-    drop_sent,
     pack_goodbye,
-    pack_message_header,
-    pieces_for_one_call,
     unpack_header,
 )
-from rlx.net.mailbox import Mailbox, Operation, Parcel, Room, Slot, describe
+from rlx.net.mailbox import Mailbox, Operation, Parcel, Room, Slot
+from rlx.net.outlet import Outlet
+from rlx.net.ring import RingStream
 from rlx.net.transport import Outgoing
 
 _BUFFER_BYTES: Final = 64 * 1024
 # What is left of a content above this goes straight into its slot; below, one call that also
 # takes the next header is cheaper than the copy that it saves.
 _DIRECT_BYTES: Final = 16 * 1024
-# A frame of up to this many bytes is joined and sent in one plain call, at the price of a copy.
-_JOIN_BYTES: Final = 16 * 1024
 _READ: Final = selectors.EVENT_READ
 _WRITE: Final = selectors.EVENT_WRITE
 
 Ending = Callable[[str], RlxError]
 """Makes the error of a wait that a link can no longer serve, from what was waited for."""
-
-
-class _Sending:
-    """A frame that is not wholly out."""
-
-    __slots__ = ("begun", "operation", "stamp", "tag", "views")
-
-    def __init__(
-        self, operation: Operation, message: Outgoing, views: deque[memoryview], begun: bool
-    ) -> None:
-        self.operation = operation
-        self.tag = message.tag
-        self.stamp = message.stamp
-        self.views = views
-        self.begun = begun
 
 
 class _Arrival:
@@ -78,9 +61,19 @@ class Link:
     doubt_since   when the connection ended without a goodbye (monotonic seconds), or None
     """
 
-    def __init__(self, peer: int, sock: socket.socket, room: Room, limits: Limits) -> None:
+    def __init__(
+        self,
+        peer: int,
+        sock: socket.socket,
+        room: Room,
+        limits: Limits,
+        ring: RingStream | None = None,
+    ) -> None:
         self.peer = peer
         self.socket = sock
+        self._ring = ring
+        self._stream: socket.socket | RingStream = sock if ring is None else ring
+        self._is_cut = False
         self.mailbox = Mailbox(room)
         self.ending: Ending | None = None
         self.left = False
@@ -88,8 +81,7 @@ class Link:
         self.doubt_since: float | None = None
         self.registered = 0
         self._limits = limits
-        self._join_bytes = _JOIN_BYTES if limits.call_bytes >= 2 * _JOIN_BYTES else -1
-        self._sending: deque[_Sending] = deque()
+        self._outlet = Outlet(self._stream, limits)
         self._arrival: _Arrival | None = None
         self._paused_tag: int | None = None
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
@@ -99,10 +91,52 @@ class Link:
     @property
     def interest(self) -> int:
         """The selector events that this link can use now."""
-        if self.ending is not None or self.doubt_since is not None:
+        if not self._is_usable:
             return 0
+        if self._ring is not None:
+            return 0 if self._is_cut else _READ
         reads = _READ if self._paused_tag is None else 0
-        return reads | _WRITE if self._sending else reads
+        return reads if self._outlet.is_empty else reads | _WRITE
+
+    @property
+    def reads(self) -> bool:
+        """Whether this link takes what comes; not where the inbox has no room for it."""
+        return self._is_usable and self._paused_tag is None
+
+    @property
+    def _is_usable(self) -> bool:
+        return self.ending is None and self.doubt_since is None
+
+    # Rings
+
+    def has_work(self) -> bool:
+        """Whether the ring has something to read, or room for what waits to go out."""
+        ring = self._ring
+        if ring is None or not self._is_usable:
+            return False
+        if not self._outlet.is_empty and ring.has_room():
+            return True
+        return ring.has_news() and self._paused_tag is None
+
+    @property
+    def quiet_ring(self) -> RingStream | None:
+        """The ring, if this link has nothing under way in either direction."""
+        is_busy = self._arrival is not None or self._start != self._end
+        return self._ring if not is_busy and self._outlet.is_empty and self._is_usable else None
+
+    def turn(self) -> None:
+        """Move what the ring lets move."""
+        self.flush()
+        self.read()
+
+    def hear_bells(self) -> None:
+        """Take the bytes that woke this rank, and see whether the connection has ended."""
+        try:
+            self._is_cut = not self.socket.recv(_BUFFER_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._is_cut = True
 
     # Receiving
 
@@ -117,7 +151,7 @@ class Link:
 
     def read(self) -> None:
         """Take what has come, until nothing more is there. A bad frame raises a WireError."""
-        while self.interest & _READ:
+        while self.reads:
             arrival = self._arrival
             direct = (
                 arrival is not None
@@ -127,8 +161,10 @@ class Link:
             )
             target = self._rest_of(arrival) if arrival is not None and direct else self._space()
             try:
-                count = self.socket.recv_into(target)
+                count = self._stream.recv_into(target)
             except (BlockingIOError, InterruptedError):
+                if self._is_cut:
+                    self._doubt()
                 return
             except OSError:
                 count = 0
@@ -141,7 +177,7 @@ class Link:
                 self._end += count
             if self._start != self._end:
                 self._parse()
-            if count < len(target):
+            if count < len(target) and not self._is_cut:
                 return
 
     def _rest_of(self, arrival: _Arrival) -> memoryview:
@@ -247,54 +283,18 @@ class Link:
 
     def send(self, operation: Operation, message: Outgoing) -> None:
         """Send a message, or as much of it as goes out now; the rest goes out by `flush`."""
-        buffers = message.buffers
-        size = 0
-        for buffer in buffers:
-            size += len(buffer) if isinstance(buffer, bytes) else memoryview(buffer).nbytes
-        head = pack_message_header(message.tag, len(message.stamp), size) + message.stamp
-        begun = False
-        usable = self.doubt_since is None and self.ending is None
-        if size <= self._join_bytes and usable and not self._sending:
-            frame = b"".join((head, *buffers))
-            sent = self._write_once(frame)
-            if sent == len(frame):
-                operation.settle()
-                return
-            views = deque((memoryview(frame)[sent:],))
-            begun = sent > 0
-        else:
-            views = deque((memoryview(head),))
-            views.extend(view for view in map(byte_view, buffers) if len(view))
-        self._sending.append(_Sending(operation, message, views, begun))
-        if not begun:
-            self.flush()
-
-    def _write_once(self, frame: bytes) -> int:
         try:
-            return self.socket.send(frame)
-        except (BlockingIOError, InterruptedError):
-            return 0
+            self._outlet.send(operation, message, now=self._is_usable)
         except OSError:
             self._doubt_after_reading()
-            return 0
 
     def flush(self) -> None:
         """Write what waits to go out, until the connection takes no more."""
-        while self._sending and self.doubt_since is None and self.ending is None:
-            first = self._sending[0]
+        if self._is_usable:
             try:
-                pieces = pieces_for_one_call(first.views, self._limits.call_bytes)
-                sent = self.socket.sendmsg(pieces)
-            except (BlockingIOError, InterruptedError):
-                return
+                self._outlet.flush()
             except OSError:
                 self._doubt_after_reading()
-                return
-            first.begun = True
-            drop_sent(first.views, sent)
-            if not first.views:
-                self._sending.popleft()
-                first.operation.settle()
 
     # Endings
 
@@ -311,8 +311,7 @@ class Link:
     def withdraw(self, operation: Operation) -> bool:
         """Forget an operation; True if that cut one of its frames in the middle."""
         self.mailbox.withdraw(operation)
-        cut = any(s.begun for s in self._sending if s.operation is operation)
-        self._sending = deque(s for s in self._sending if s.operation is not operation)
+        cut = self._outlet.withdraw(operation)
         arrival = self._arrival
         slot = arrival.slot if arrival is not None else None
         if arrival is not None and slot is not None and slot.operation is operation:
@@ -326,7 +325,7 @@ class Link:
         self.ending = ending
         for operation, what in list(self._waits()):
             operation.fail(ending(what))
-        self._sending.clear()
+        self._outlet.clear()
 
     def _waits(self) -> Iterator[tuple[Operation, str]]:
         arrival = self._arrival
@@ -335,9 +334,7 @@ class Link:
             yield arrival.slot.operation, f"the rest of a message ({what}) was expected of it"
         for slot in self.mailbox.slots():
             yield slot.operation, f"a message ({slot.describe()}) was expected of it"
-        for sending in self._sending:
-            what = describe(sending.tag, sending.stamp)
-            yield sending.operation, f"a message ({what}) was being sent to it"
+        yield from self._outlet.waits()
 
     def waits_of(self, operation: Operation) -> list[str]:
         """What an operation still waits for on this link, in words."""
@@ -345,8 +342,10 @@ class Link:
 
     def say_goodbye(self) -> bool:
         """Send the last frame and close this direction; False where there is no room for it yet."""
+        if self._ring is not None and not self._ring.has_room(HEADER.size):
+            return False
         try:
-            self.socket.send(pack_goodbye())
+            self._stream.send(pack_goodbye())
             self.socket.shutdown(socket.SHUT_WR)
         except (BlockingIOError, InterruptedError):
             return False

@@ -160,6 +160,11 @@ class Mailbox:
         self._slots: dict[int, deque[Slot]] = {}
         self._parcels: dict[int, deque[Parcel]] = {}
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a slot or an early message waits in it."""
+        return bool(self._slots or self._parcels)
+
     def post(self, slot: Slot) -> Parcel | None:
         """Expect a message. A parcel that is still arriving is returned, for the slot to adopt."""
         tag = slot.incoming.tag

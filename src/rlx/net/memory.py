@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from rlx.errors import ClosedError, DeadlineExceeded, PeerLost, TransportError, UsageError
 from rlx.net.deadline import Deadline
+from rlx.net.frames import byte_view
+from rlx.net.memory_heap import Lent, MemoryHeap
 from rlx.net.notices import Notice
 from rlx.net.transport import Incoming, MessageMismatch, Mismatch, NetTransport, Outgoing
 
@@ -19,29 +21,49 @@ COPY_BYTES = 1 << 16
 """Up to this size a copy costs less than the wake-up of a sender that waits."""
 
 _LONGEST_WAIT_S = 3600.0
-"""One wait of a condition: its clock overflows at deadlines that a user may well give (1e10 s)."""
+"""One wait for a lock: its clock overflows at deadlines that a user may well give (1e10 s)."""
 
 _LONGEST_COPY_S = 60.0
 """How long a sender lets a receiver finish a copy. One cut short by Ctrl-C may never say so."""
 
 
 class _Message:
-    """A message on its way. `taken` means that its receiver reads it at this moment."""
+    """A message on its way: a copy of a small one, or the pieces of the sender's memory.
 
-    __slots__ = ("done", "pieces", "sender", "size", "stamp", "taken")
+    `taken` means that its receiver reads it at this moment, `done` that its sender need not wait.
+    """
+
+    __slots__ = ("content", "done", "pieces", "sender", "size", "stamp", "taken")
 
     def __init__(self, sender: int, message: Outgoing) -> None:
-        pieces = [memoryview(buffer).cast("B") for buffer in message.buffers if len(buffer)]
+        buffers = message.buffers
+        size = 0
+        for piece in buffers:
+            size += len(piece) if type(piece) is bytes else memoryview(piece).nbytes
         self.sender = sender
         self.stamp = message.stamp
-        self.size = sum(len(piece) for piece in pieces)
-        self.pieces: list[memoryview] = pieces
+        self.size = size
         self.taken = False
-        self.done = self.size <= COPY_BYTES
-        if self.done and pieces:
-            self.pieces = [memoryview(b"".join(pieces))]
+        self.done = size <= COPY_BYTES
+        self.content = b""
+        self.pieces: list[memoryview] = []
+        if not self.done:
+            self.pieces = [view for view in map(byte_view, buffers) if len(view)]
+        elif len(buffers) == 1 and type(buffers[0]) is bytes:
+            self.content = buffers[0]  # nobody changes it
+        elif size:
+            self.content = b"".join(buffers)
+
+    def fits(self, slot: Incoming) -> bool:
+        """Whether this is a copy of just what a slot expects."""
+        return (
+            self.done and self.stamp == slot.stamp and self.size == memoryview(slot.buffer).nbytes
+        )
 
     def copy_to(self, target: memoryview) -> None:
+        if self.done:
+            target[:] = self.content
+            return
         place = 0
         for piece in self.pieces:
             target[place : place + len(piece)] = piece
@@ -54,14 +76,25 @@ class _World:
     def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.Lock()
-        self.changed = [threading.Condition(self.lock) for _ in range(size)]
         self.mail: list[dict[tuple[int, int], deque[_Message]]] = [{} for _ in range(size)]
+        # A thread that waits leaves a locked lock here, and sleeps until somebody unlocks it. It
+        # costs a third of a Condition, of which a small collective would have two a rank.
+        self.sleepers: list[list[threading.Lock]] = [[] for _ in range(size)]
         self.failure: Notice | None = None
         self.left = [False] * size
+        self.lent = Lent()
+
+    def wake(self, rank: int) -> None:
+        """Wake every thread of a rank that waits."""
+        sleepers = self.sleepers[rank]
+        if sleepers:
+            self.sleepers[rank] = []
+            for sleeper in sleepers:
+                sleeper.release()
 
     def wake_all(self) -> None:
-        for condition in self.changed:
-            condition.notify_all()
+        for rank in range(self.size):
+            self.wake(rank)
 
     def fail(self, notice: Notice) -> None:
         """Record why the job ends; the first reason stays."""
@@ -69,6 +102,22 @@ class _World:
             if self.failure is None:
                 self.failure = notice
             self.wake_all()
+
+    def sleep(self, rank: int, sleeper: threading.Lock, seconds: float) -> None:
+        """Sleep until `sleeper`, which is in `sleepers`, is unlocked, at most so long."""
+        try:
+            sleeper.acquire(timeout=min(seconds, _LONGEST_WAIT_S))
+        finally:
+            with self.lock:
+                if sleeper in self.sleepers[rank]:
+                    self.sleepers[rank].remove(sleeper)
+
+    def lie_down(self, rank: int) -> threading.Lock:
+        """A lock to sleep on. Called under the world's lock, where nothing is there to be done."""
+        sleeper = threading.Lock()
+        sleeper.acquire()
+        self.sleepers[rank].append(sleeper)
+        return sleeper
 
 
 class MemoryTransport(NetTransport):
@@ -78,6 +127,8 @@ class MemoryTransport(NetTransport):
         self._rank = rank
         self._world = world
         self._closed = False
+        others = frozenset(peer for peer in range(world.size) if peer != rank)
+        self._heap = MemoryHeap(others, world.lent)
 
     @classmethod
     def mesh(cls, world_size: int) -> list[MemoryTransport]:
@@ -95,6 +146,11 @@ class MemoryTransport(NetTransport):
     def world_size(self) -> int:
         return self._world.size
 
+    @property
+    def heap(self) -> MemoryHeap:
+        """Any memory of these threads can be lent."""
+        return self._heap
+
     def exchange(
         self,
         sends: Sequence[Outgoing],
@@ -103,9 +159,12 @@ class MemoryTransport(NetTransport):
         deadline: Deadline,
     ) -> None:
         self._check_exchange(sends, receives)
-        exchange = _Exchange(self._rank, self._world, sends, receives)
+        outgoing = [_Message(self._rank, one) for one in sends]
+        receives = self._at_once(sends, outgoing, receives)
+        if not receives and not any(one.pieces for one in outgoing):
+            return
+        exchange = _Exchange(self._rank, self._world, sends, outgoing, receives)
         try:
-            self._post(exchange)
             while not self._collect(exchange):
                 self._wait(exchange, deadline)
         finally:
@@ -134,13 +193,32 @@ class MemoryTransport(NetTransport):
             self._world.left[self._rank] = True
             self._world.wake_all()
 
-    def _post(self, exchange: _Exchange) -> None:
-        with self._world.lock:
+    def _at_once(
+        self, sends: Sequence[Outgoing], outgoing: Sequence[_Message], receives: Sequence[Incoming]
+    ) -> Sequence[Incoming]:
+        """Post the messages, and fill the slots whose small messages are here; returns the rest."""
+        world = self._world
+        with world.lock:
             self._check_open()
-            for peer, tag, message in exchange.outgoing:
-                queue = self._world.mail[peer].setdefault((self._rank, tag), deque())
-                queue.append(message)
-                self._world.changed[peer].notify_all()
+            for one, message in zip(sends, outgoing, strict=True):
+                key, mail = (self._rank, one.tag), world.mail[one.peer]
+                if key in mail:
+                    mail[key].append(message)
+                else:
+                    mail[key] = deque((message,))
+                world.wake(one.peer)
+            mail = world.mail[self._rank]
+            for place, slot in enumerate(receives):
+                key = slot.peer, slot.tag
+                queue = mail.get(key)
+                if not queue or not queue[0].fits(slot):
+                    return receives[place:]
+                message = queue.popleft()
+                if not queue:
+                    del mail[key]
+                if message.size:
+                    memoryview(slot.buffer).cast("B")[:] = message.content
+        return ()
 
     def _collect(self, exchange: _Exchange) -> bool:
         """Take what has come for the open slots; whether the exchange is done."""
@@ -153,17 +231,19 @@ class MemoryTransport(NetTransport):
 
     def _wait(self, exchange: _Exchange, deadline: Deadline) -> None:
         """Sleep until something changes; raise where nothing can, or time is up."""
-        condition = self._world.changed[self._rank]
-        with condition:
+        world = self._world
+        with world.lock:
             if exchange.has_mail() or (not exchange.slots and exchange.is_consumed()):
                 return
             self._check_open()
-            if self._world.failure is not None:
-                raise self._world.failure.to_error()
-            self._check_left(exchange)
+            if world.failure is not None:
+                raise world.failure.to_error()
+            if True in world.left:
+                self._check_left(exchange)
             if deadline.expired():
                 raise exchange.overdue(deadline)
-            condition.wait(min(deadline.remaining(), _LONGEST_WAIT_S))
+            sleeper = world.lie_down(self._rank)
+        world.sleep(self._rank, sleeper, deadline.remaining())
 
     def _check_open(self) -> None:
         if self._closed:
@@ -187,15 +267,17 @@ class _Exchange:
         rank: int,
         world: _World,
         sends: Sequence[Outgoing],
+        outgoing: Sequence[_Message],
         receives: Sequence[Incoming],
     ) -> None:
         self._rank = rank
         self._world = world
-        self.outgoing = [(one.peer, one.tag, _Message(rank, one)) for one in sends]
         self._by_reference = [
-            (peer, tag, message) for peer, tag, message in self.outgoing if not message.done
+            (one.peer, one.tag, message)
+            for one, message in zip(sends, outgoing, strict=True)
+            if message.pieces
         ]
-        self.slots = [(one, _bytes_of(one.buffer)) for one in receives]
+        self.slots = [(one, byte_view(one.buffer)) for one in receives]
         self.mismatches: list[Mismatch] = []
 
     def take(self) -> tuple[Incoming, memoryview, _Message] | None:
@@ -233,7 +315,7 @@ class _Exchange:
             if not message.done:
                 with self._world.lock:
                     message.done = True
-                    self._world.changed[message.sender].notify_all()
+                    self._world.wake(message.sender)
 
     def is_consumed(self) -> bool:
         """Whether every message handed over by reference has been read."""
@@ -275,24 +357,21 @@ class _Exchange:
         pending = [one for one in self._by_reference if not one[2].done]
         if not pending:
             return
-        condition = self._world.changed[self._rank]
-        with condition:
+        end = Deadline(_LONGEST_COPY_S)
+        with self._world.lock:
             for peer, tag, message in pending:
                 queue = self._world.mail[peer].get((self._rank, tag))
                 if queue and message in queue:
                     queue.remove(message)
                     if not queue:
                         del self._world.mail[peer][self._rank, tag]
-            # The copy that a receiver has begun ends by itself: there is nothing in it to wait for.
-            condition.wait_for(
-                lambda: all(message.done or not message.taken for _, _, message in pending),
-                _LONGEST_COPY_S,
-            )
-
-
-def _bytes_of(buffer: bytearray | memoryview) -> memoryview:
-    # An empty view may have a shape that cannot be cast.
-    return memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
+        # The copy that a receiver has begun ends by itself: there is nothing in it to wait for.
+        while not end.expired():
+            with self._world.lock:
+                if all(message.done or not message.taken for _, _, message in pending):
+                    return
+                sleeper = self._world.lie_down(self._rank)
+            self._world.sleep(self._rank, sleeper, end.remaining())
 
 
 def _mismatch(slot: Incoming, size: int, message: _Message) -> Mismatch:

@@ -22,10 +22,14 @@ _LOOK_S = 0.25
 
 @dataclass(slots=True)
 class Mesh:
-    """The connections of one rank, by peer: non-blocking, without Nagle's delay."""
+    """The connections of one rank, by peer: non-blocking, without Nagle's delay.
+
+    `sharing` holds the peers that would share memory with this rank, where it would with them.
+    """
 
     data: dict[int, socket.socket] = field(default_factory=dict)
     control: dict[int, socket.socket] = field(default_factory=dict)
+    sharing: set[int] = field(default_factory=set)
 
     def of(self, channel: int) -> dict[int, socket.socket]:
         """The connections of one channel."""
@@ -118,7 +122,7 @@ class _Gathering:
             self._addresses[peer],
             facts,
             self._key,
-            lambda sock: self._keep(sock, peer, channel),
+            lambda sock, there: self._keep(sock, peer, channel, there.shares),
         )
 
     def _judge(self, peer: Facts) -> Status:
@@ -129,14 +133,16 @@ class _Gathering:
         return Status.TAKEN if known is not None and _is_open(known) else Status.WELCOME
 
     def _welcome(self, sock: socket.socket, peer: Facts) -> None:
-        self._keep(sock, peer.rank, peer.channel)
+        self._keep(sock, peer.rank, peer.channel, peer.shares)
 
-    def _keep(self, sock: socket.socket, peer: int, channel: int) -> None:
+    def _keep(self, sock: socket.socket, peer: int, channel: int, shares: bool) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connections = self.mesh.of(channel)
         if peer in connections:
             connections[peer].close()
         connections[peer] = sock
+        if shares and self._own.shares:
+            self.mesh.sharing.add(peer)
 
     def _missing(self) -> list[int]:
         return [

@@ -129,7 +129,7 @@ def _connect(address: Address, own: Facts, key: bytes, deadline: Deadline) -> so
     """A proven connection to the store's server, blocking."""
     arrived: list[socket.socket] = []
     with selectors.DefaultSelector() as selector:
-        knock = Knock(selector, address, own, key, arrived.append)
+        knock = Knock(selector, address, own, key, lambda sock, _: arrived.append(sock))
         try:
             while not knock.let_in:
                 dispatch(selector, min(knock.retry(), deadline.remaining()))

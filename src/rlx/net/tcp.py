@@ -14,8 +14,10 @@ from rlx.net.control import Control
 from rlx.net.deadline import Deadline
 from rlx.net.engine import Engine
 from rlx.net.frames import Limits
+from rlx.net.heap import Heap
 from rlx.net.mesh import Mesh, make_mesh, require_loopback
 from rlx.net.notices import Notice
+from rlx.net.sharing import SharedMemory, share_memory
 from rlx.net.transport import Incoming, NetTransport, Outgoing
 
 DEFAULT_HEARTBEAT_S = 10.0
@@ -34,12 +36,14 @@ class TcpTransport(NetTransport):
         heartbeat_s: float,
         limits: Limits,
         bound_addresses: tuple[Address, ...] = (),
+        shared: SharedMemory | None = None,
     ) -> None:
         """Take over a mesh that is whole. For the constructors; use `from_listener`."""
         self._rank = rank
         self._world_size = world_size
         self._bound_addresses = bound_addresses
-        self._engine = Engine(rank, mesh.data, limits)
+        self._heap = None if shared is None else shared.heap
+        self._engine = Engine(rank, mesh.data, limits, shared)
         self._closing = threading.Lock()
         self._control: Control | None = None
         if world_size > 1:
@@ -57,6 +61,7 @@ class TcpTransport(NetTransport):
         token: bytes | None = None,
         job: str = "",
         heap_bytes: int = 0,
+        shared_memory: bool = True,
         heartbeat_s: float = DEFAULT_HEARTBEAT_S,
         deadline: Deadline | None = None,
         inbox_limit_bytes: int = Limits.inbox_bytes,
@@ -77,7 +82,12 @@ class TcpTransport(NetTransport):
         job
             Names the job, so that ranks of two jobs do not mix; at most 64 bytes.
         heap_bytes
-            Only 0 in this release.
+            How much address space the heap has, where the rank shares memory; 0 is as much as the
+            machine has memory. It takes memory as it is written.
+        shared_memory
+            Whether to share memory with the ranks of this host that would too. Their messages then
+            go through it, and their heaps are each other's. Where it cannot be had (another user
+            or container, not Linux on x86-64) the connections carry everything.
         heartbeat_s
             A peer that is silent for this long is taken for dead.
         deadline
@@ -102,17 +112,19 @@ class TcpTransport(NetTransport):
         try:
             limits = Limits(frame_limit_bytes, inbox_limit_bytes, call_limit_bytes)
             key = _check(rank, world_size, listener, addresses, token, job, heap_bytes, heartbeat_s)
-            mesh = Mesh()
+            mesh, shared = Mesh(), None
             bound: tuple[Address, ...] = ()
             if world_size > 1 and listener is not None:
                 bound = (listener.getsockname(),)
+                deadline = deadline or Deadline(DEFAULT_JOIN_S)
                 mesh = make_mesh(
-                    Facts(rank, world_size, job),
+                    Facts(rank, world_size, job, shares=shared_memory),
                     key,
                     listener,
                     dict(enumerate(addresses)),
-                    deadline or Deadline(DEFAULT_JOIN_S),
+                    deadline,
                 )
+                shared = _share(rank, world_size, mesh, heap_bytes, deadline)
         finally:
             if listener is not None:
                 listener.close()
@@ -123,6 +135,7 @@ class TcpTransport(NetTransport):
             heartbeat_s=heartbeat_s,
             limits=limits,
             bound_addresses=bound,
+            shared=shared,
         )
 
     @property
@@ -134,6 +147,11 @@ class TcpTransport(NetTransport):
     def world_size(self) -> int:
         """How many ranks there are."""
         return self._world_size
+
+    @property
+    def heap(self) -> Heap | None:
+        """The heap that this rank shares with ranks of its host, or None where it shares none."""
+        return self._heap
 
     @property
     def bound_addresses(self) -> tuple[Address, ...]:
@@ -193,6 +211,19 @@ class TcpTransport(NetTransport):
             self._control.say_goodbye()
 
 
+def _share(
+    rank: int, world_size: int, mesh: Mesh, heap_bytes: int, deadline: Deadline
+) -> SharedMemory | None:
+    connections = {peer: mesh.data[peer] for peer in sorted(mesh.sharing)}
+    if not connections:
+        return None
+    try:
+        return share_memory(rank, world_size, connections, heap_bytes, deadline)
+    except BaseException:
+        mesh.close()
+        raise
+
+
 def _check(
     rank: int,
     world_size: int,
@@ -206,10 +237,8 @@ def _check(
     """Refuse arguments that cannot work; the key of the handshake."""
     if world_size < 1 or not 0 <= rank < world_size:
         raise UsageError(f"there is no rank {rank} in a world of {world_size}")
-    if heap_bytes != 0:
-        raise UsageError(
-            f"heap_bytes is {heap_bytes}, but the symmetric heap is not in this release; use 0"
-        )
+    if heap_bytes < 0:
+        raise UsageError(f"heap_bytes is a number of bytes >= 0; got {heap_bytes}")
     if not (0 < heartbeat_s < math.inf):
         raise UsageError(f"heartbeat_s is a finite number of seconds > 0; got {heartbeat_s!r}")
     check_job(job)

@@ -193,8 +193,10 @@ class NetTransport(ABC):
                 ):
                     raise self._refusal(message)
         for slot in receives:
-            if memoryview(slot.buffer).readonly:
-                raise UsageError(f"the slot for rank {slot.peer}, tag {slot.tag} is read-only")
+            view = memoryview(slot.buffer)
+            if view.readonly or not view.c_contiguous:
+                what = "read-only" if view.readonly else "not C-contiguous"
+                raise UsageError(f"the slot for rank {slot.peer}, tag {slot.tag} is {what}")
 
     def _refusal(self, message: Outgoing | Incoming) -> UsageError:
         if not 0 <= message.peer < self.world_size:

@@ -20,18 +20,26 @@ WATCHDOG_S = 60.0
 
 
 def make_mesh(kind: str, world_size: int) -> list[NetTransport]:
-    """The transports of all ranks, in rank order: "memory", or "tcp" over loopback."""
+    """The transports of all ranks, in rank order.
+
+    "memory"; "tcp", over loopback, whose ranks share memory; "sockets", TCP whose ranks do not.
+    """
     if kind == "memory":
         return list(MemoryTransport.mesh(world_size))
-    if kind != "tcp":
-        raise UsageError(f"a mesh is 'memory' or 'tcp'; got {kind!r}")
+    if kind not in ("tcp", "sockets"):
+        raise UsageError(f"a mesh is 'memory', 'tcp' or 'sockets'; got {kind!r}")
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(world_size)]
     addresses = [listener.getsockname() for listener in listeners]
     deadline = Deadline(WATCHDOG_S)
 
     def join(rank: int) -> NetTransport:
         return TcpTransport.from_listener(
-            rank, world_size, listeners[rank], addresses, deadline=deadline
+            rank,
+            world_size,
+            listeners[rank],
+            addresses,
+            shared_memory=kind == "tcp",
+            deadline=deadline,
         )
 
     with ThreadPoolExecutor(world_size) as pool:

@@ -21,6 +21,9 @@ from rlx.net.transport import Incoming, Outgoing
 
 WATCHDOG_S = 30.0
 
+SHARED_MEMORY = True
+"""Whether the ranks made here share memory. `conftest` runs the TCP tests with and without."""
+
 
 def listeners(count: int) -> list[socket.socket]:
     return [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
@@ -46,6 +49,7 @@ def in_threads(bodies: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def open_mesh(world_size: int, **options: Any) -> list[TcpTransport]:
+    options.setdefault("shared_memory", SHARED_MEMORY)
     doors = listeners(world_size)
     addresses = [door.getsockname() for door in doors]
     made = in_threads(
@@ -117,6 +121,7 @@ rank, world_size = task["rank"], task["world_size"]
 transport = TcpTransport.from_listener(
     rank, world_size, socket.socket(fileno=task["fd"]),
     [tuple(a) for a in task["addresses"]], heartbeat_s=task["heartbeat_s"], deadline=Deadline(20),
+    shared_memory=task["shared_memory"],
 )
 def say(text):
     print(text, flush=True)
@@ -175,6 +180,7 @@ def with_children(
             "fd": doors[rank].fileno(),
             "addresses": addresses,
             "heartbeat_s": childrens_heartbeat_s or heartbeat_s,
+            "shared_memory": SHARED_MEMORY,
             "body": body,
         }
         children[rank] = Child(
@@ -196,6 +202,7 @@ def with_children(
                 addresses,
                 heartbeat_s=heartbeat_s,
                 deadline=Deadline(20),
+                shared_memory=SHARED_MEMORY,
             )
             for r in here
         ]

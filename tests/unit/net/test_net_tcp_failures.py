@@ -27,6 +27,8 @@ from rlx.net import engine as engine_module
 from rlx.net.control import _GOODBYE, _HEARTBEAT, _NOTICE, pack
 from rlx.net.notices import MAX_NOTICE_BYTES, Notice
 
+pytestmark = pytest.mark.usefixtures("shared_memory")
+
 SLEEP = "say('asleep'); time.sleep(60)"
 
 

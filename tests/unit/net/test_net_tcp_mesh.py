@@ -236,7 +236,7 @@ def test_arguments_that_cannot_work_are_refused_and_the_listener_is_closed():
     here = [("127.0.0.1", 1), ("127.0.0.1", 2)]
     for words, arguments, options in [
         ("no rank 2", (2, 2), {}),
-        ("symmetric heap", (0, 2), {"heap_bytes": 4096}),
+        ("heap_bytes", (0, 2), {"heap_bytes": -1}),
         ("heartbeat_s", (0, 2), {"heartbeat_s": 0}),
         ("one a rank", (0, 3), {}),
         ("64 bytes", (0, 2), {"job": "j" * 65}),

@@ -21,7 +21,7 @@ def available_bytes() -> int:
 
 
 @pytest.mark.skipif(available_bytes() < 6 << 30, reason="needs 6 GiB of memory for 2 GiB twice")
-@pytest.mark.parametrize("kind", ["memory", "tcp"])
+@pytest.mark.parametrize("kind", ["memory", "tcp", "sockets"])
 def test_a_message_over_two_gibibytes_arrives_whole(kind):
     run_on_mesh(make_mesh(kind, 2), huge_message)
 

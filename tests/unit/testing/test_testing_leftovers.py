@@ -14,7 +14,7 @@ from rlx.testing import make_mesh, run_on_mesh
 from rlx.testing.laws import LAWS, nothing_left_open
 
 
-@pytest.mark.parametrize("kind", ["memory", "tcp"])
+@pytest.mark.parametrize("kind", ["memory", "tcp", "sockets"])
 @pytest.mark.parametrize("text", LAWS)
 def test_no_law_leaves_anything_open(text, kind):
     with nothing_left_open():

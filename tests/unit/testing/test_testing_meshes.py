@@ -18,7 +18,7 @@ def wait_for(transport, peer, seconds=30.0):
     transport.exchange((), slot, deadline=Deadline(seconds))
 
 
-@pytest.mark.parametrize("kind", ["memory", "tcp"])
+@pytest.mark.parametrize("kind", ["memory", "tcp", "sockets"])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_results_come_in_rank_order_and_all_transports_are_closed(kind, world_size):
     mesh = make_mesh(kind, world_size)
@@ -35,11 +35,11 @@ def test_results_come_in_rank_order_and_all_transports_are_closed(kind, world_si
 
 
 def test_a_mesh_of_an_unknown_kind_is_refused():
-    with pytest.raises(UsageError, match="a mesh is 'memory' or 'tcp'; got 'udp'"):
+    with pytest.raises(UsageError, match="a mesh is 'memory', 'tcp' or 'sockets'; got 'udp'"):
         make_mesh("udp", 2)
 
 
-@pytest.mark.parametrize("kind", ["memory", "tcp"])
+@pytest.mark.parametrize("kind", ["memory", "tcp", "sockets"])
 def test_the_error_of_the_rank_that_failed_first_is_raised_with_its_rank(kind):
     others = []
 
@@ -111,7 +111,7 @@ def test_a_rank_that_is_stuck_does_not_hide_the_one_that_failed():
     assert stuck.startswith("ranks still running after 0.2 s:\nrank 0:\n")
 
 
-@pytest.mark.parametrize("kind", ["memory", "tcp"])
+@pytest.mark.parametrize("kind", ["memory", "tcp", "sockets"])
 def test_run_ranks_gives_each_rank_its_group(kind):
     def body(group):
         return group.rank, group.all_reduce(np.full(3, group.rank + 1.0, np.float32))
