@@ -129,7 +129,7 @@ def _evaluate(
     step = SharedRows(count, spec.batch, count, world_size).step(0)
     sums = _Sums(spec, params, rows)
     total = np.zeros(len(spec.names), np.float64)
-    with Lanes(1, len(total), total.dtype) as lanes:
+    with Lanes(1, len(total), total.dtype, np.empty) as lanes:
         nodes = lanes.nodes(
             step.plan.leaves,
             step.plan.ranges[rank],

@@ -19,14 +19,18 @@ from rlx.group import Span, contiguous_ranges, cover, fold, split
 Leaf: TypeAlias = Callable[[int, np.ndarray], None]
 """`leaf(k, out)` computes leaf k of the present step into `out`, in whichever lane it is called."""
 
+Empty: TypeAlias = Callable[[int, np.dtype[np.generic]], np.ndarray]
+"""Makes a vector: `ProcessGroup.empty`, where the collectives work best, or `numpy.empty`."""
+
 
 class NodeSums:
     """One lane's partial sums: the nodes of the tree inside its range, in buffers that are
     reused."""
 
-    def __init__(self, length: int, dtype: np.dtype[np.generic]) -> None:
+    def __init__(self, length: int, dtype: np.dtype[np.generic], empty: Empty) -> None:
         self._length = length
         self._dtype = dtype
+        self._empty = empty
         self._kept: dict[str, np.ndarray] = {}
 
     def run(self, leaves: int, owned: Span, leaf: Leaf) -> dict[Span, np.ndarray]:
@@ -50,15 +54,20 @@ class NodeSums:
 
     def _buffer(self, key: str) -> np.ndarray:
         if key not in self._kept:
-            self._kept[key] = np.empty(self._length, self._dtype)
+            self._kept[key] = self._empty(self._length, self._dtype)
         return self._kept[key]
 
 
 class Lanes(AbstractContextManager["Lanes"]):
-    """The lanes of one rank. Used as a context: its threads end with it."""
+    """The lanes of one rank. Used as a context: its threads end with it.
 
-    def __init__(self, count: int, length: int, dtype: np.dtype[np.generic]) -> None:
-        self._sums = [NodeSums(length, dtype) for _ in range(count)]
+    Every vector that a rank sends is made by `empty(length, dtype)`.
+    """
+
+    def __init__(
+        self, count: int, length: int, dtype: np.dtype[np.generic], empty: Empty
+    ) -> None:
+        self._sums = [NodeSums(length, dtype, empty) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="rlx-lane") if count > 1 else None
 
     def __exit__(

@@ -12,7 +12,7 @@ from rlx.dist.agreement import agree, spec_facts
 from rlx.dist.digest import params_digest
 from rlx.dist.files import uri_resolver
 from rlx.dist.flat import layout_of
-from rlx.dist.lanes import Lanes, Leaf, joined
+from rlx.dist.lanes import Empty, Lanes, Leaf, joined
 from rlx.dist.metrics import Observer, Progress, Tally, TrainMetrics
 from rlx.dist.microbatch import LEAF_EXTRA, LOSS, WEIGHT, Microbatch
 from rlx.dist.optimizers import optimizer_for
@@ -102,12 +102,14 @@ class _Run:
         self._layout = layout_of(first, [ref.name for ref in spec.params])
         dtype = next(iter(first.values())).dtype
         wide = accumulation(dtype)
-        self._params = np.empty(self._layout.size, dtype)
+        self._empty: Empty = np.empty if group is None else group.empty
+        self._params = self._empty(self._layout.size, dtype)
         self._layout.fill(self._params, first)
         # Half-precision parameters are the rounded copy of a float32 master, which is what trains.
         self._master = self._params if wide == dtype else self._params.astype(wide)
         self._optimizer = optimizer_for(spec, self._master)
-        self._total = np.zeros(self._layout.size + LEAF_EXTRA, wide)
+        self._total = self._empty(self._layout.size + LEAF_EXTRA, wide)
+        self._total[:] = 0
         views = self._layout.views(self._params)
         self._microbatches = [
             Microbatch(spec, views, self._layout, rows, wide) for _ in range(spec.lanes)
@@ -117,7 +119,7 @@ class _Run:
     def train(self, observer: Observer | None) -> tuple[TrainMetrics, dict[str, np.ndarray]]:
         spec, steps = self._spec, self._schedule.steps
         tally = Tally()
-        with Lanes(spec.lanes, len(self._total), self._total.dtype) as lanes:
+        with Lanes(spec.lanes, len(self._total), self._total.dtype, self._empty) as lanes:
             for epoch, lr in enumerate(spec.lr_per_epoch):
                 order = epoch_order(self._own_rows, spec.shuffle_seed, epoch)
                 for number in range(steps):

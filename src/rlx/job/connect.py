@@ -54,6 +54,7 @@ def _connected(
         coordinator_listener=_inherited_listener(place, environ),
         deadline=Deadline(float(settings["deadline_s"])),
         heartbeat_s=float(settings["heartbeat_s"]),
+        shared_memory=bool(settings["shared_memory"]),
     )
 
 

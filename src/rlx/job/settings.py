@@ -86,8 +86,8 @@ def _maybe_whole(least: int, text: str) -> Setting:
     return Setting(_optional(_at_least(least)), f"a whole number, at least {least}", None, text)
 
 
-def _flag(text: str) -> Setting:
-    return Setting(_is_flag, "true or false", False, text)
+def _flag(text: str, *, default: bool = False) -> Setting:
+    return Setting(_is_flag, "true or false", default, text)
 
 
 def _seconds(default: float, text: str) -> Setting:
@@ -131,6 +131,7 @@ SECTIONS: dict[str, dict[str, Setting]] = {
         ),
         "deadline_s": _seconds(300.0, "how long a call may wait for ranks that live"),
         "heartbeat_s": _seconds(10.0, "how long a silent rank is believed to live"),
+        "shared_memory": _flag("ranks of one host share memory; the bits stay", default=True),
     },
     "evaluation": {
         "graph": Setting(_is_text, _GRAPH, REQUIRED, "the figures, from the trained parameters"),

@@ -40,6 +40,8 @@ def join_mesh(
     bind: str | None = None,
     deadline: Deadline,
     heartbeat_s: float = DEFAULT_HEARTBEAT_S,
+    shared_memory: bool = True,
+    heap_bytes: int = 0,
     coordinator_listener: socket.socket | None = None,
 ) -> TcpTransport:
     """Meet the other ranks at the coordinator's address, and join their mesh.
@@ -59,6 +61,8 @@ def join_mesh(
         For all of it.
     heartbeat_s
         A peer that is silent for this long is taken for dead.
+    shared_memory, heap_bytes
+        As `TcpTransport.from_listener`.
     coordinator_listener
         For rank 0: a socket that listens at the coordinator's address already, owned from now on.
         Whoever lets the system choose the port (port 0) opens it, and tells the others.
@@ -113,6 +117,8 @@ def join_mesh(
             token=token,
             job=job,
             heartbeat_s=heartbeat_s,
+            shared_memory=shared_memory,
+            heap_bytes=heap_bytes,
             deadline=deadline,
         )
     finally:

@@ -29,7 +29,7 @@ class SharedMemory:
     """What one rank shares with its near peers: a ring to each, and the heap."""
 
     def __init__(
-        self, own: Segment, peers: Mapping[int, Segment], lanes: Lanes, *, may_spin: bool
+        self, own: Segment, peers: Mapping[int, Segment], layout: Layout, *, may_spin: bool
     ) -> None:
         self.may_spin = may_spin
         self._own = own
@@ -38,13 +38,13 @@ class SharedMemory:
         self.streams = {
             peer: RingStream(
                 peer,
-                lanes.lane(own, peer),
-                lanes.lane(segment, lanes.rank),
+                layout.lane(own, peer),
+                layout.lane(segment, layout.rank),
                 segment.memory[_SLEEPS : _SLEEPS + 8],
             )
             for peer, segment in self._peers.items()
         }
-        self.heap = SharedHeap(own, self._peers, lanes.heap_start)
+        self.heap = SharedHeap(own, self._peers, layout.heap_start)
 
     def fall_asleep(self) -> None:
         """Ask the peers to ring the bell. Look at the rings once more before sleeping."""
@@ -68,7 +68,7 @@ class SharedMemory:
             segment.close()
 
 
-class Lanes:
+class Layout:
     """How a segment is laid out: a first page, a lane for each rank that writes, the heap."""
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -101,8 +101,8 @@ def share_memory(
     DeadlineExceeded
         A peer did not answer in time.
     """
-    lanes = Lanes(rank, world_size)
-    own = _create(lanes.heap_start + (heap_bytes or default_heap_bytes()))
+    layout = Layout(rank, world_size)
+    own = _create(layout.heap_start + (heap_bytes or default_heap_bytes()))
     peers: dict[int, Segment] = {}
     try:
         offer = NO_OFFER if own is None else own.offer
@@ -120,7 +120,7 @@ def share_memory(
             own.withdraw()
             # A thread that spins keeps the others of its process from running.
             may_spin = all(found[peer].process != os.getpid() for peer in peers)
-            return SharedMemory(own, peers, lanes, may_spin=may_spin)
+            return SharedMemory(own, peers, layout, may_spin=may_spin)
     except BaseException:
         for segment in peers.values():
             segment.close()
