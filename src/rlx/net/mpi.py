@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import (
@@ -24,8 +24,7 @@ from rlx.errors import (
 )
 from rlx.net.deadline import Deadline
 from rlx.net.mpi_control import ControlChannel
-from rlx.net.mpi_exchange import MpiExchange
-from rlx.net.mpi_outbox import Outbox
+from rlx.net.mpi_exchange import MpiExchange, Streams
 from rlx.net.mpi_wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 from rlx.net.notices import Notice
 from rlx.net.transport import Incoming, MessageMismatch, NetTransport, Outgoing
@@ -38,11 +37,12 @@ _FAREWELL_S = 1.0
 _CANCEL_S = 1.0
 _EARLY_EXIT_GRACE_S = 0.5
 
-# How a wait gives way: this many polls at once, then yielding the core, then sleeping for a
-# twentieth of the time waited so far, at most a millisecond.
-_POLLS_AT_ONCE = 64
-_POLLS_THAT_YIELD = 2048
-_POLLS_BETWEEN_LOOKS = 16
+# How a wait gives way: a few turns at once, then yielding the core, then sleeping for a twentieth
+# of the time waited so far, at most a millisecond. A turn is some polls under one hold of the lock.
+_POLLS_A_TURN = 8
+_TURNS_AT_ONCE = 8
+_TURNS_THAT_YIELD = 256
+_TURNS_BETWEEN_LOOKS = 16
 _LONGEST_SLEEP_S = 0.001
 _DEATH_CHECK_S = 0.05
 
@@ -89,14 +89,13 @@ class MpiTransport(NetTransport):
         self._control = ControlChannel(mpi, control)
         self._rank = int(data.Get_rank())
         self._world_size = int(data.Get_size())
-        self._chunk_bytes = chunk
         self._lock = threading.RLock()
         self._closed: str | None = None
-        self._active = 0  # exchanges under way
+        self._under_way: set[MpiExchange] = set()
         self._broken: set[int] = set()
-        self._outbox = Outbox(mpi, data)
+        self._streams = Streams(mpi, data, chunk)
         # What MPI may still touch when this object is gone lives as long as the communicator does.
-        self._kept: list[object] = [self._outbox.requests, self._control]
+        self._kept: list[object] = [self._streams, self._control]
         keyval = mpi.Comm.Create_keyval()
         data.Set_attr(keyval, self._kept)
         mpi.Comm.Free_keyval(keyval)
@@ -153,21 +152,16 @@ class MpiTransport(NetTransport):
         deadline: Deadline,
     ) -> None:
         self._check_exchange(sends, receives)
-        peers = {message.peer for message in sends} | {slot.peer for slot in receives}
-        with self._lock:
-            self._check_usable(peers)
-            exchange = MpiExchange(
-                self._mpi, self._data, self._outbox, sends, receives, self._chunk_bytes
-            )
-            self._active += 1
+        exchange = MpiExchange(self._streams, sends, receives)
+        self._under_way.add(exchange)
         try:
+            self._begin(exchange)
             self._until_done(exchange, deadline)
         except BaseException as error:
             self._withdraw(exchange, error)
             raise
         finally:
-            with self._lock:
-                self._active -= 1
+            self._under_way.discard(exchange)
         if exchange.mismatches:
             raise MessageMismatch(exchange.mismatches)
 
@@ -192,8 +186,9 @@ class MpiTransport(NetTransport):
         self._say_last(self._control.say_goodbye, self._is_deserted)
         if self._control.failure is None and self._is_deserted() and not self._broken:
             with self._lock:
-                self._data.Free()
-                self._control_comm.Free()
+                if self._streams.end():
+                    self._data.Free()
+                    self._control_comm.Free()
 
     def _leave(self, why: str) -> bool:
         """Let nobody use this transport from now on; whether there is anything left to say."""
@@ -224,33 +219,42 @@ class MpiTransport(NetTransport):
             self._control.hear()
             return (
                 self._control.is_said()
-                and self._outbox.is_empty()
+                and self._streams.outbox.is_empty()
                 and self._control.failure is None
                 and self._control.is_alone()
-                and self._active == 0
+                and not self._under_way
             )
 
-    def _until_done(self, exchange: MpiExchange, deadline: Deadline) -> None:
-        polls = 0
-        while not self._poll(exchange):
-            if (
-                polls > _POLLS_THAT_YIELD
-                or polls % _POLLS_BETWEEN_LOOKS == _POLLS_BETWEEN_LOOKS - 1
-            ):
-                self._check_wait(exchange, deadline)
-            if polls > _POLLS_THAT_YIELD:
-                time.sleep(min(_LONGEST_SLEEP_S, deadline.elapsed() / 20, deadline.remaining()))
-            elif polls > _POLLS_AT_ONCE:
-                os.sched_yield()
-            polls += 1
+    def _begin(self, exchange: MpiExchange) -> None:
+        with self._lock:
+            self._check_usable(exchange.peers() if self._broken else ())
+            try:
+                exchange.start()
+            except self._mpi.Exception as error:
+                raise self._explained(error) from error
 
-    def _poll(self, exchange: MpiExchange) -> bool:
+    def _until_done(self, exchange: MpiExchange, deadline: Deadline) -> None:
+        turn = 0
+        while not self._take_turn(exchange):
+            turn += 1
+            if turn > _TURNS_THAT_YIELD or turn % _TURNS_BETWEEN_LOOKS == 0:
+                self._check_wait(exchange, deadline)
+            if turn > _TURNS_THAT_YIELD:
+                time.sleep(min(_LONGEST_SLEEP_S, deadline.elapsed() / 20, deadline.remaining()))
+            elif turn > _TURNS_AT_ONCE:
+                os.sched_yield()
+
+    def _take_turn(self, exchange: MpiExchange) -> bool:
+        """Poll a few times; whether all is done."""
         with self._lock:
             self._check_open()
             try:
-                return exchange.advance()
+                for _ in range(_POLLS_A_TURN):
+                    if exchange.advance():
+                        return True
             except self._mpi.Exception as error:
                 raise self._explained(error) from error
+        return False
 
     def _check_wait(self, exchange: MpiExchange, deadline: Deadline) -> None:
         """Raise if this wait cannot end well, or has lasted long enough."""
@@ -258,14 +262,14 @@ class MpiTransport(NetTransport):
         with self._lock:
             self._check_open()
             try:
-                self._outbox.is_empty()  # moves on what is under way
+                self._streams.outbox.is_empty()  # moves on what is under way
                 self._control.hear()
                 if now >= self._next_death_check:
                     self._next_death_check = now + _DEATH_CHECK_S
                     self._check_deaths()
             except self._mpi.Exception as error:
                 raise self._explained(error) from error
-            self._check_usable(set())
+            self._check_usable(())
             left = {
                 peer for peer, at in self._control.left.items() if now - at > _EARLY_EXIT_GRACE_S
             }
@@ -321,11 +325,11 @@ class MpiTransport(NetTransport):
         if self._closed is not None:
             raise ClosedError(f"rank {self._rank}: this transport cannot be used: {self._closed}")
 
-    def _check_usable(self, peers: set[int]) -> None:
+    def _check_usable(self, peers: Iterable[int]) -> None:
         self._check_open()
         if self._control.failure is not None:
             raise self._control.failure.to_error()
-        broken = sorted(peers & self._broken)
+        broken = sorted(self._broken.intersection(peers))
         if broken:
             raise TransportError(
                 f"rank {self._rank}: a message to or from rank {broken[0]} was cut off before it "

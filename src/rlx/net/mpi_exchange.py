@@ -8,46 +8,86 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlx.errors import RlxError
+from rlx.errors import RlxError, UsageError
 from rlx.net.mpi_outbox import Outbox
 from rlx.net.mpi_streams import InStream, OutStream
+from rlx.net.mpi_wire import encode_small
 from rlx.net.transport import Incoming, Mismatch, Outgoing
+
+IDLE_STREAMS = 256
+"""More streams than this, or four a rank, are not kept for the next exchange: each of them has the
+memory of a header."""
+
+
+class Streams:
+    """What the exchanges of one transport share: what MPI reads, and the streams into this rank."""
+
+    def __init__(self, mpi: Any, comm: Any, chunk_bytes: int) -> None:
+        self.mpi = mpi
+        self.comm = comm
+        self.chunk_bytes = chunk_bytes
+        self.outbox = Outbox(mpi, comm)
+        self._most_inlets = max(IDLE_STREAMS, 4 * comm.Get_size())
+        self._inlets: dict[tuple[int, int], InStream] = {}
+
+    def inlet(self, peer: int, tag: int) -> InStream:
+        """The stream of what `peer` sends under `tag`."""
+        found = self._inlets.get((peer, tag))
+        if found is None:
+            found = self._inlets[peer, tag] = InStream(self.mpi, self.comm, peer, tag)
+        return found
+
+    def outlet(self, peer: int, tag: int) -> OutStream:
+        """A stream of messages to `peer` under `tag`."""
+        return OutStream(self.mpi, self.comm, self.outbox, peer, tag, self.chunk_bytes)
+
+    def thin_out(self) -> None:
+        """Let go of idle streams where there are many."""
+        if len(self._inlets) > self._most_inlets:
+            for key, inlet in list(self._inlets.items()):
+                if not inlet.is_busy() and not inlet.is_listening() and inlet.end():
+                    del self._inlets[key]
+
+    def end(self) -> bool:
+        """Listen no more; whether MPI has let go of all memory here."""
+        for key, inlet in list(self._inlets.items()):
+            if inlet.end():
+                del self._inlets[key]
+        return not self._inlets and self.outbox.is_empty()
 
 
 class MpiExchange:
     """The sends and receives of one call, one stream for each peer, tag and direction."""
 
     def __init__(
-        self,
-        mpi: Any,
-        comm: Any,
-        outbox: Outbox,
-        sends: Sequence[Outgoing],
-        receives: Sequence[Incoming],
-        chunk_bytes: int,
+        self, streams: Streams, sends: Sequence[Outgoing], receives: Sequence[Incoming]
     ) -> None:
         self.mismatches: list[Mismatch] = []
-        outlets: dict[tuple[int, int], OutStream] = {}
-        for message in sends:
-            key = message.peer, message.tag
-            if key not in outlets:
-                outlets[key] = OutStream(mpi, comm, outbox, *key, chunk_bytes)
-            outlets[key].add(message)
-        inlets: dict[tuple[int, int], InStream] = {}
-        for slot in receives:
-            key = slot.peer, slot.tag
-            if key not in inlets:
-                inlets[key] = InStream(mpi, comm, *key, self.mismatches)
-            inlets[key].add(slot)
-        self._sending = list(outlets.values())
-        self._receiving = list(inlets.values())
+        self._streams = streams
+        self._sends = sends
+        self._receives = receives
+        self._sending: list[OutStream] = []
+        self._receiving: list[InStream] = []
         self._withdrawn: list[InStream] = []
         self._broken: set[int] = set()
 
+    def peers(self) -> set[int]:
+        """The ranks that it sends to or receives from."""
+        return {one.peer for one in self._sends} | {one.peer for one in self._receives}
+
+    def start(self) -> None:
+        """Begin; to be called once, before the others."""
+        if self._receives:
+            self._start_receives()
+        if self._sends:
+            self._start_sends()
+
     def advance(self) -> bool:
         """Move on as far as can be now; whether all is done."""
-        self._sending = [one for one in self._sending if not one.advance()]
-        self._receiving = self._still_receiving()
+        if self._receiving:
+            self._receiving = self._still_receiving()
+        if self._sending:
+            self._sending = [one for one in self._sending if not one.advance()]
         return not (self._sending or self._receiving)
 
     def awaited(self) -> list[tuple[int, str]]:
@@ -78,6 +118,35 @@ class MpiExchange:
         """After `withdraw`: whether MPI will write to no slot any more."""
         unsettled = [one for one in self._withdrawn if not one.is_settled()]
         return not unsettled
+
+    def _start_receives(self) -> None:
+        own: set[InStream] = set()
+        for slot in self._receives:
+            inlet = self._streams.inlet(slot.peer, slot.tag)
+            if inlet not in own:
+                if inlet.is_busy():
+                    raise UsageError(
+                        f"two threads receive from rank {slot.peer} under tag {slot.tag} at once"
+                    )
+                own.add(inlet)
+                self._receiving.append(inlet)
+            inlet.add(slot, self.mismatches)
+
+    def _start_sends(self) -> None:
+        """Small messages go at once; those behind a larger one under their tag go after it."""
+        outbox = self._streams.outbox
+        outlets: dict[tuple[int, int], OutStream] = {}
+        for message in self._sends:
+            key = message.peer, message.tag
+            outlet = outlets.get(key)
+            if outlet is None:
+                small = encode_small(message) if outbox.has_room() else None
+                if small is not None:
+                    outbox.post(small, *key)
+                    continue
+                outlet = outlets[key] = self._streams.outlet(*key)
+                self._sending.append(outlet)
+            outlet.add(message)
 
     def _still_receiving(self) -> list[InStream]:
         left = []

@@ -8,9 +8,20 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from rlx.errors import Malformed, TransportError
+from rlx.errors import TransportError
 from rlx.net.mpi_outbox import Outbox
-from rlx.net.mpi_wire import CUT, MAX_HEADER_BYTES, WHOLE, Header, cut_by, decode, encode
+from rlx.net.mpi_wire import (
+    CUT,
+    MAX_HEADER_BYTES,
+    WHOLE,
+    Header,
+    cut_by,
+    decode,
+    decode_table,
+    encode,
+    head,
+    table_bytes,
+)
 from rlx.net.transport import Incoming, Mismatch, Outgoing
 
 
@@ -74,33 +85,50 @@ class OutStream:
         if parcel.pieces:
             self._pieces, self._requests = parcel.pieces, []
             for piece in parcel.pieces:
-                self._requests.append(self._comm.Isend([piece, self._byte], self.peer, self.tag))
+                self._requests.append(self._comm.Isend((piece, self._byte), self.peer, self.tag))
 
 
 class InStream:
-    """The slots of one exchange for `peer` under `tag`, filled in their order."""
+    """What `peer` sends under `tag`, into slots that are filled in their order.
 
-    def __init__(
-        self, mpi: Any, comm: Any, peer: int, tag: int, mismatches: list[Mismatch]
-    ) -> None:
+    It outlives an exchange, and so does its receive for the next header, posted at the first wait
+    for one: a header that comes after its slot was withdrawn is there for the next slot.
+    """
+
+    def __init__(self, mpi: Any, comm: Any, peer: int, tag: int) -> None:
         self.peer = peer
         self.tag = tag
         self._comm = comm
         self._byte = mpi.BYTE
         self._error = mpi.Exception
         self._status = mpi.Status()
-        self._mismatches = mismatches
         self._slots: deque[Incoming] = deque()
-        self._header = bytearray()
-        self._header_request: Any = None
+        self._mismatches: list[Mismatch] = []
+        self._header_bytes = bytearray(MAX_HEADER_BYTES)
+        self._header_view = memoryview(self._header_bytes)
+        self._listener = comm.Recv_init((self._header_bytes, self._byte), peer, tag)
+        self._listens = False
+        self._header: Header | None = None  # of the message under way
+        self._table = bytearray()
         self._parts: deque[memoryview] = deque()  # of a message to drop: one receive at a time
-        self._requests: list[Any] | None = None  # the receives of the message under way
+        # The receives of the message under way, each beside the memory that it writes.
+        self._requests: list[tuple[object, Any]] | None = None
         self._tail = bytearray(WHOLE)  # a message without a tail is whole when it is there
-        self._buffers: list[object] = []
 
-    def add(self, slot: Incoming) -> None:
-        """Fill `slot` after those before it."""
+    def add(self, slot: Incoming, mismatches: list[Mismatch]) -> None:
+        """Fill `slot` after those before it, or add to `mismatches` what came instead."""
         self._slots.append(slot)
+        self._mismatches = mismatches
+        if not self._listens and self._requests is None:
+            self._listen()
+
+    def is_busy(self) -> bool:
+        """Whether slots wait for what comes here."""
+        return bool(self._slots)
+
+    def is_listening(self) -> bool:
+        """Whether MPI may write a header here."""
+        return self._listens
 
     def awaited(self) -> list[bytes]:
         """The stamps of the slots that are not filled."""
@@ -108,56 +136,80 @@ class InStream:
 
     def advance(self) -> bool:
         """Take what has come; whether every slot is filled or was found wrong."""
-        while self._slots:
+        slots = self._slots
+        while slots:
             if self._requests is not None:
                 if not self._take_pieces():
                     return False
-            elif not self._take_header():
+            elif not self._listens:
+                self._listen()
+            elif not self._listener.Test(self._status):
                 return False
+            else:
+                self._listens = False
+                self._take_header(self._status.Get_count(self._byte))
         return True
 
     def withdraw(self, kept: list[object]) -> bool:
-        """Cancel the receives; whether a message had begun to come.
+        """Give up the slots and cancel their receives; whether a message had begun to come.
 
         Then `kept` holds what MPI may still write to, and `is_settled` says when no slot is among
         it.
         """
-        if self._header_request is None and self._requests is None:
+        self._slots.clear()
+        if self._requests is None:
             return False
         kept.append(self)
-        for request in self._requests or ():
+        for _, request in self._requests:
             request.Cancel()
         return True
 
     def is_settled(self) -> bool:
         """After `withdraw`: whether MPI will write to no slot any more."""
         try:
-            self._requests = [one for one in self._requests or () if not one.Test()]
+            self._requests = [one for one in self._requests or () if not one[1].Test()]
         except self._error:
             # A receive that failed has ended; those behind it are looked at next time.
             return False
         return not self._requests
 
-    def _take_header(self) -> bool:
-        if self._header_request is None:
-            message = self._comm.Improbe(self.peer, self.tag, self._status)
-            if message is None:
-                return False
-            size = self._status.Get_count(self._byte)
-            if size > MAX_HEADER_BYTES:
-                raise Malformed(f"rank {self.peer} sent a header of {size} bytes")
-            self._header = bytearray(size)
-            # Not Recv: a header that exceeds MPI's eager limit comes when its sender moves on.
-            self._header_request = message.Irecv([self._header, self._byte])
-        if not self._header_request.Test():
+    def end(self) -> bool:
+        """Listen no more; whether MPI has let go of everything here."""
+        if self._requests:
             return False
-        self._header_request = None
-        self._accept(self._slots[0], decode(self._header))
+        if self._listens:
+            self._listener.Cancel()
+            if not self._listener.Test():
+                return False
+            self._listens = False
+        self._listener.Free()
         return True
 
-    def _accept(self, slot: Incoming, header: Header) -> None:
+    def _listen(self) -> None:
+        self._listener.Start()
+        self._listens = True
+
+    def _take_header(self, size: int) -> None:
+        """Begin with the message whose header has come, in `size` bytes."""
+        slot = self._slots[0]
+        target = _view(slot)
+        # The header that is expected is compared as a whole, which costs less than taking it apart.
+        start = head(slot.stamp, len(target), 0)
+        if size == len(start) + len(target) and self._header_bytes.startswith(start):
+            target[:] = self._header_view[len(start) : size]
+            self._slots.popleft()
+            return
+        header = decode(self._header_view[:size])
+        if table_bytes(header):
+            self._header, self._table = header, bytearray(table_bytes(header))
+            self._requests = [self._receive(self._table)]
+        else:
+            self._accept(header, (header.payload_bytes,) if header.pieces else ())
+
+    def _accept(self, header: Header, pieces: tuple[int, ...]) -> None:
         """Fill the slot, or read the message off beside it where it is another one."""
-        target = memoryview(slot.buffer).cast("B") if len(slot.buffer) else memoryview(bytearray())
+        slot = self._slots[0]
+        target = _view(slot)
         if header.stamp != slot.stamp or header.payload_bytes != len(target):
             self._mismatches.append(
                 Mismatch(
@@ -169,39 +221,40 @@ class InStream:
                     bytes=header.payload_bytes,
                 )
             )
-            self._drop(header)
-        elif header.pieces:
-            parts = list(cut_by(target, header.pieces))
-            self._buffers += parts
-            self._requests = [self._receive(part) for part in parts]
+            self._drop(header, pieces)
+        elif pieces:
+            self._requests = [self._receive(part) for part in cut_by(target, pieces)]
             if header.has_tail:
                 self._requests.append(self._receive(self._tail))
         else:
             target[:] = header.payload
             self._slots.popleft()
 
-    def _drop(self, header: Header) -> None:
-        if not header.pieces:
+    def _drop(self, header: Header, pieces: tuple[int, ...]) -> None:
+        if not pieces:
             self._slots.popleft()
             return
         # One scratch for all pieces, one piece at a time: MPI forbids receives that overlap.
-        scratch = memoryview(bytearray(max(header.pieces)))
-        self._buffers.append(scratch)
-        self._parts.extend(scratch[:size] for size in header.pieces)
+        scratch = memoryview(bytearray(max(pieces)))
+        self._parts.extend(scratch[:size] for size in pieces)
         if header.has_tail:
             self._parts.append(memoryview(self._tail))
         self._requests = [self._receive(self._parts.popleft())]
 
     def _take_pieces(self) -> bool:
-        """Whether the message under way has come whole."""
-        self._requests = [one for one in self._requests or () if not one.Test()]
+        """Whether the message under way has come whole, or its table has."""
+        self._requests = [one for one in self._requests or () if not one[1].Test()]
         while not self._requests and self._parts:
-            request = self._receive(self._parts.popleft())
-            if not request.Test():
-                self._requests = [request]
+            receive = self._receive(self._parts.popleft())
+            if not receive[1].Test():
+                self._requests = [receive]
         if self._requests:
             return False
         self._requests = None
+        if self._header is not None:
+            header, table, self._header = self._header, self._table, None
+            self._accept(header, decode_table(header, table))
+            return True
         slot = self._slots.popleft()
         if self._tail != WHOLE:
             raise TransportError(
@@ -210,5 +263,11 @@ class InStream:
             )
         return True
 
-    def _receive(self, part: memoryview | bytearray) -> Any:
-        return self._comm.Irecv([part, self._byte], self.peer, self.tag)
+    def _receive(self, part: memoryview | bytearray) -> tuple[object, Any]:
+        """A receive into `part`, which lives as long as its request."""
+        return part, self._comm.Irecv((part, self._byte), self.peer, self.tag)
+
+
+def _view(slot: Incoming) -> memoryview:
+    view = memoryview(slot.buffer)
+    return view.cast("B") if view.nbytes else view

@@ -14,8 +14,19 @@ from net_mpi_kit import assert_all_ok, needs_mpirun, run_under_mpi, run_without_
 from rlx.errors import ConnectError, LimitExceeded, Malformed, UsageError, WireError
 from rlx.net.mpi import MpiTransport, load_mpi, refuse_split_world
 from rlx.net.mpi_outbox import Outbox
-from rlx.net.mpi_wire import COPY_BYTES, EAGER_BYTES, JOIN_BYTES, cut_by, decode, encode
-from rlx.net.transport import Outgoing
+from rlx.net.mpi_wire import (
+    COPY_BYTES,
+    INLINE_BYTES,
+    JOIN_BYTES,
+    MAX_HEADER_BYTES,
+    cut_by,
+    decode,
+    decode_table,
+    encode,
+    encode_small,
+    table_bytes,
+)
+from rlx.net.transport import MAX_STAMP_BYTES, Outgoing
 
 
 def broken_mpi4py(error):
@@ -116,7 +127,7 @@ def test_a_plain_process_is_a_world_of_one_that_talks_to_itself(tmp_path):
 
 # --- the wire ---------------------------------------------------------------------------------
 
-SIZES = st.sampled_from([0, 1, 100, EAGER_BYTES, EAGER_BYTES + 1, COPY_BYTES, COPY_BYTES + 1])
+SIZES = st.sampled_from([0, 1, 100, INLINE_BYTES, INLINE_BYTES + 1, COPY_BYTES, COPY_BYTES + 1])
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,11 +138,23 @@ def test_what_goes_out_for_a_message_is_read_back(sizes, stamp, chunk_bytes):
     parcel = encode(Outgoing(0, 1, stamp, buffers), chunk_bytes)
     header = decode(parcel.copies[0])
     after = [*parcel.copies[1:], *parcel.pieces]
+    if table_bytes(header):
+        assert decode_table(header, after.pop(0)) == tuple(len(piece) for piece in after)
     assert (header.stamp, header.payload_bytes) == (stamp, len(whole))
-    assert header.pieces == tuple(len(piece) for piece in after)
+    assert header.pieces == len(after)
     assert bytes(header.payload) + b"".join(after) == whole
     assert all(0 < len(piece) <= chunk_bytes for piece in after)
     assert header.has_tail == bool(parcel.pieces) == (len(whole) > COPY_BYTES)
+
+
+@pytest.mark.parametrize(("size", "rides"), [(INLINE_BYTES, True), (INLINE_BYTES + 1, False)])
+def test_no_header_is_longer_than_what_is_received_for_one(size, rides):
+    """The largest that is sent: with the longest stamp, and the largest payload that rides."""
+    message = Outgoing(0, 1, b"s" * MAX_STAMP_BYTES, (bytes(size), b"", bytearray()))
+    assert (encode_small(message) is not None) == rides
+    longest = max(len(encode(message, 1).copies[0]), len(encode_small(message) or b""))
+    assert (longest == MAX_HEADER_BYTES) == rides
+    assert longest <= MAX_HEADER_BYTES
 
 
 def test_the_pieces_of_a_large_message_are_the_callers_memory_and_not_a_copy():
@@ -165,12 +188,22 @@ def test_every_header_cut_short_is_refused():
 
 @pytest.mark.parametrize("sizes", [(70_000, 1), (0, 70_000), (1 << 31, 2**64 - (1 << 31) + 70_000)])
 def test_pieces_that_are_not_those_of_the_payload_are_refused(sizes):
-    head = (70_000).to_bytes(8, "little") + bytes(2) + (2).to_bytes(4, "little")
+    header = decode((70_000).to_bytes(8, "little") + bytes(2) + (2).to_bytes(4, "little"))
     right = b"".join(size.to_bytes(8, "little") for size in (69_999, 1))
     wrong = b"".join(size.to_bytes(8, "little") for size in sizes)
-    assert decode(head + right).pieces == (69_999, 1)
+    assert decode_table(header, right) == (69_999, 1)
     with pytest.raises(Malformed):
-        decode(head + wrong)
+        decode_table(header, wrong)
+
+
+def test_one_piece_that_no_int_counts_is_refused():
+    fits, too_long = (
+        size.to_bytes(8, "little") + bytes(2) + (1).to_bytes(4, "little")
+        for size in ((1 << 31) - 1, 1 << 31)
+    )
+    assert decode(fits).pieces == 1
+    with pytest.raises(Malformed):
+        decode(too_long)
 
 
 def test_a_number_of_pieces_over_the_limit_is_refused_by_both_sides():
@@ -215,7 +248,7 @@ def test_copies_are_kept_until_mpi_has_read_them_and_bounded():
     comm.done = True
     assert outbox.has_room()
     assert outbox.is_empty()
-    assert kept == []
+    assert not kept
     assert comm.sent == [(b"12345678", 1, 2), (b"9012", 1, 2)]
 
 
@@ -226,7 +259,7 @@ def test_copies_are_kept_until_mpi_has_read_them_and_bounded():
 def test_messages_of_every_size_arrive_whole_in_all_directions_at_once(tmp_path):
     body = """
     MIB = 1 << 20
-    SIZES = (0, 1, 2048, 2049, 65536, 65537, MIB - 1, MIB, MIB + 1, 3 * MIB + 1)
+    SIZES = (0, 1, 2048, 16384, 16385, 65536, 65537, MIB - 1, MIB, MIB + 1, 3 * MIB + 1)
 
     def body():
         one = MpiTransport.from_comm(chunk_bytes=MIB)
