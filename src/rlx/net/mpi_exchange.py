@@ -14,7 +14,7 @@ from rlx.net.mpi_streams import InStream, OutStream
 from rlx.net.mpi_wire import encode_small
 from rlx.net.transport import Incoming, Mismatch, Outgoing
 
-IDLE_STREAMS = 256
+IDLE_STREAMS = 64
 """More streams than this, or four a rank, are not kept for the next exchange: each of them has the
 memory of a header."""
 

@@ -12,13 +12,16 @@ from rlx.errors import TransportError
 from rlx.net.mpi_outbox import Outbox
 from rlx.net.mpi_wire import (
     CUT,
+    INLINE_BYTES,
+    MAX_CHUNK_BYTES,
     MAX_HEADER_BYTES,
     WHOLE,
     Header,
     cut_by,
     decode,
     decode_table,
-    encode,
+    encode_large,
+    encode_small,
     head,
     table_bytes,
 )
@@ -79,13 +82,16 @@ class OutStream:
         return True
 
     def _start(self, message: Outgoing) -> None:
-        parcel = encode(message, self._chunk_bytes)
+        small = encode_small(message)
+        if small is not None:
+            self._outbox.post(small, self.peer, self.tag)
+            return
+        parcel = encode_large(message, self._chunk_bytes)
         for copy in parcel.copies:
             self._outbox.post(copy, self.peer, self.tag)
-        if parcel.pieces:
-            self._pieces, self._requests = parcel.pieces, []
-            for piece in parcel.pieces:
-                self._requests.append(self._comm.Isend((piece, self._byte), self.peer, self.tag))
+        self._pieces, self._requests = parcel.pieces, []
+        for piece in parcel.pieces:
+            self._requests.append(self._comm.Isend((piece, self._byte), self.peer, self.tag))
 
 
 class InStream:
@@ -113,7 +119,7 @@ class InStream:
         self._parts: deque[memoryview] = deque()  # of a message to drop: one receive at a time
         # The receives of the message under way, each beside the memory that it writes.
         self._requests: list[tuple[object, Any]] | None = None
-        self._tail = bytearray(WHOLE)  # a message without a tail is whole when it is there
+        self._tail = bytearray(len(WHOLE))
 
     def add(self, slot: Incoming, mismatches: list[Mismatch]) -> None:
         """Fill `slot` after those before it, or add to `mismatches` what came instead."""
@@ -193,12 +199,17 @@ class InStream:
         """Begin with the message whose header has come, in `size` bytes."""
         slot = self._slots[0]
         target = _view(slot)
+        length = len(target)
         # The header that is expected is compared as a whole, which costs less than taking it apart.
-        start = head(slot.stamp, len(target), 0)
-        if size == len(start) + len(target) and self._header_bytes.startswith(start):
-            target[:] = self._header_view[len(start) : size]
-            self._slots.popleft()
-            return
+        start = head(slot.stamp, length, length > INLINE_BYTES)
+        if self._header_bytes.startswith(start):
+            if length <= INLINE_BYTES and size == len(start) + length:
+                target[:] = self._header_view[len(start) : size]
+                self._slots.popleft()
+                return
+            if INLINE_BYTES < length <= MAX_CHUNK_BYTES and size == len(start):
+                self._requests = [self._receive(target), self._receive(self._tail)]
+                return
         header = decode(self._header_view[:size])
         if table_bytes(header):
             self._header, self._table = header, bytearray(table_bytes(header))
@@ -221,24 +232,22 @@ class InStream:
                     bytes=header.payload_bytes,
                 )
             )
-            self._drop(header, pieces)
+            self._drop(pieces)
         elif pieces:
             self._requests = [self._receive(part) for part in cut_by(target, pieces)]
-            if header.has_tail:
-                self._requests.append(self._receive(self._tail))
+            self._requests.append(self._receive(self._tail))
         else:
             target[:] = header.payload
             self._slots.popleft()
 
-    def _drop(self, header: Header, pieces: tuple[int, ...]) -> None:
+    def _drop(self, pieces: tuple[int, ...]) -> None:
         if not pieces:
             self._slots.popleft()
             return
         # One scratch for all pieces, one piece at a time: MPI forbids receives that overlap.
         scratch = memoryview(bytearray(max(pieces)))
         self._parts.extend(scratch[:size] for size in pieces)
-        if header.has_tail:
-            self._parts.append(memoryview(self._tail))
+        self._parts.append(memoryview(self._tail))
         self._requests = [self._receive(self._parts.popleft())]
 
     def _take_pieces(self) -> bool:

@@ -2,11 +2,11 @@
 a tail; most messages have only the first.
 
 The header (`<payload bytes u64, stamp bytes u16, pieces u32>` and the stamp) goes first. A small
-payload rides in it, and a middling one follows as pieces; both are copies. Of a large one the
-pieces are the caller's own memory, and after them, when MPI has read the last, comes the tail: one
-byte that says whether the memory was the message's all that time. A sender whose deadline passed
-says that it was not, since MPI cannot take a send back and the caller may have written there since.
-Where there are several pieces, the table of their sizes comes between the header and them.
+payload rides in it, as a copy. Of a large one the pieces are the caller's own memory, and after
+them, when MPI has read the last, comes the tail: one byte that says whether the memory was the
+message's all that time. A sender whose deadline passed says that it was not, since MPI cannot take
+a send back and the caller may have written there since. Where there are several pieces, the table
+of their sizes comes between the header and them.
 
 All of a message goes under one tag. MPI keeps messages between two ranks under one tag in order
 (MPI-4.1, 3.5), so the receives posted for a header's pieces match them. No header is longer than
@@ -22,12 +22,9 @@ from typing import NamedTuple
 from rlx.errors import LimitExceeded, Malformed
 from rlx.net.transport import MAX_STAMP_BYTES, Outgoing
 
-INLINE_BYTES = 1 << 14
-"""A payload up to this size rides in the header's message: copying it out of there costs less than
-a message of its own."""
-
-COPY_BYTES = 1 << 16
-"""A payload up to this size is copied when it is sent, and its sender waits for nobody."""
+INLINE_BYTES = 1 << 16
+"""A payload up to this size rides in the header's message, and its sender waits for nobody: between
+two ranks of a host, copying 64 KiB into it and out of it takes 38 us where two messages take 90."""
 
 CHUNK_BYTES = 1 << 30
 MAX_CHUNK_BYTES = (1 << 31) - 1
@@ -51,14 +48,9 @@ class Header(NamedTuple):
     pieces: int
     payload: memoryview
 
-    @property
-    def has_tail(self) -> bool:
-        """Whether a tail follows the pieces."""
-        return self.payload_bytes > COPY_BYTES
-
 
 class Parcel(NamedTuple):
-    """A message as it goes out: copies that are sent first, then pieces of the caller's memory."""
+    """A large message as it goes out: copies, then pieces of the caller's memory, then a tail."""
 
     copies: list[bytes]
     pieces: list[memoryview]
@@ -80,12 +72,11 @@ def encode_small(message: Outgoing) -> bytes | None:
     return b"".join((_HEAD.pack(size, len(stamp), 0), stamp, *message.buffers))
 
 
-def encode(message: Outgoing, chunk_bytes: int) -> Parcel:
-    """What goes out for a message."""
-    small = encode_small(message)
-    if small is not None:
-        return Parcel([small], [])
+def encode_large(message: Outgoing, chunk_bytes: int) -> Parcel:
+    """What goes out for a message that does not ride in its header."""
     views = [memoryview(buffer).cast("B") for buffer in message.buffers if len(buffer)]
+    if len(views) == 1 and len(views[0]) <= chunk_bytes:
+        return Parcel([head(message.stamp, len(views[0]), 1)], views)
     size = sum(len(view) for view in views)
     pieces = [piece for view in _joined(views) for piece in _cut(view, chunk_bytes)]
     if len(pieces) > MAX_PIECES:
@@ -93,8 +84,6 @@ def encode(message: Outgoing, chunk_bytes: int) -> Parcel:
     copies = [head(message.stamp, size, len(pieces))]
     if len(pieces) > 1:
         copies.append(struct.pack(f"<{len(pieces)}Q", *(len(piece) for piece in pieces)))
-    if size <= COPY_BYTES:
-        return Parcel([*copies, *(bytes(piece) for piece in pieces)], [])
     return Parcel(copies, pieces)
 
 

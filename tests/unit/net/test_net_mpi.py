@@ -15,14 +15,13 @@ from rlx.errors import ConnectError, LimitExceeded, Malformed, UsageError, WireE
 from rlx.net.mpi import MpiTransport, load_mpi, refuse_split_world
 from rlx.net.mpi_outbox import Outbox
 from rlx.net.mpi_wire import (
-    COPY_BYTES,
     INLINE_BYTES,
     JOIN_BYTES,
     MAX_HEADER_BYTES,
     cut_by,
     decode,
     decode_table,
-    encode,
+    encode_large,
     encode_small,
     table_bytes,
 )
@@ -127,7 +126,7 @@ def test_a_plain_process_is_a_world_of_one_that_talks_to_itself(tmp_path):
 
 # --- the wire ---------------------------------------------------------------------------------
 
-SIZES = st.sampled_from([0, 1, 100, INLINE_BYTES, INLINE_BYTES + 1, COPY_BYTES, COPY_BYTES + 1])
+SIZES = st.sampled_from([0, 1, 100, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1])
 
 
 @settings(max_examples=60, deadline=None)
@@ -135,16 +134,21 @@ SIZES = st.sampled_from([0, 1, 100, INLINE_BYTES, INLINE_BYTES + 1, COPY_BYTES, 
 def test_what_goes_out_for_a_message_is_read_back(sizes, stamp, chunk_bytes):
     buffers = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
     whole = b"".join(buffers)
-    parcel = encode(Outgoing(0, 1, stamp, buffers), chunk_bytes)
+    message = Outgoing(0, 1, stamp, buffers)
+    small = encode_small(message)
+    if small is not None:
+        header = decode(small)
+        assert header == (stamp, len(whole), 0, whole)
+        return
+    parcel = encode_large(message, chunk_bytes)
     header = decode(parcel.copies[0])
-    after = [*parcel.copies[1:], *parcel.pieces]
+    assert header == (stamp, len(whole), len(parcel.pieces), b"")
     if table_bytes(header):
-        assert decode_table(header, after.pop(0)) == tuple(len(piece) for piece in after)
-    assert (header.stamp, header.payload_bytes) == (stamp, len(whole))
-    assert header.pieces == len(after)
-    assert bytes(header.payload) + b"".join(after) == whole
-    assert all(0 < len(piece) <= chunk_bytes for piece in after)
-    assert header.has_tail == bool(parcel.pieces) == (len(whole) > COPY_BYTES)
+        sizes = decode_table(header, parcel.copies[1])
+        assert sizes == tuple(len(piece) for piece in parcel.pieces)
+    assert len(parcel.copies) == (2 if table_bytes(header) else 1)
+    assert b"".join(parcel.pieces) == whole
+    assert all(0 < len(piece) <= chunk_bytes for piece in parcel.pieces)
 
 
 @pytest.mark.parametrize(("size", "rides"), [(INLINE_BYTES, True), (INLINE_BYTES + 1, False)])
@@ -152,38 +156,52 @@ def test_no_header_is_longer_than_what_is_received_for_one(size, rides):
     """The largest that is sent: with the longest stamp, and the largest payload that rides."""
     message = Outgoing(0, 1, b"s" * MAX_STAMP_BYTES, (bytes(size), b"", bytearray()))
     assert (encode_small(message) is not None) == rides
-    longest = max(len(encode(message, 1).copies[0]), len(encode_small(message) or b""))
+    headers = [encode_small(message) or b"", encode_large(message, 64).copies[0]]
+    longest = max(len(header) for header in headers)
     assert (longest == MAX_HEADER_BYTES) == rides
     assert longest <= MAX_HEADER_BYTES
 
 
 def test_the_pieces_of_a_large_message_are_the_callers_memory_and_not_a_copy():
-    buffer = bytearray(COPY_BYTES + 1)
-    parcel = encode(Outgoing(0, 1, b"", (buffer,)), 1 << 30)
+    buffer = bytearray(INLINE_BYTES + 1)
+    parcel = encode_large(Outgoing(0, 1, b"", (buffer,)), 1 << 30)
     buffer[-1] = 9
     assert parcel.pieces[-1][-1] == 9
 
 
-def test_a_middling_message_is_a_copy():
-    buffer = bytearray(COPY_BYTES)
-    parcel = encode(Outgoing(0, 1, b"", (buffer,)), 1 << 30)
+def test_a_small_message_is_a_copy():
+    buffer = bytearray(INLINE_BYTES)
+    small = encode_small(Outgoing(0, 1, b"", (buffer,)))
     buffer[-1] = 9
-    assert parcel.pieces == []
-    assert parcel.copies[-1][-1] == 0
+    assert small[-1] == 0
 
 
 def test_many_small_buffers_become_few_pieces():
-    parcel = encode(Outgoing(0, 1, b"", [b"x" * 100] * 5000), 1 << 30)
+    parcel = encode_large(Outgoing(0, 1, b"", [b"x" * 100] * 5000), 1 << 30)
     assert len(parcel.pieces) == -(-5000 // (JOIN_BYTES // 100))
 
 
-def test_every_header_cut_short_is_refused():
-    for size in (0, 50, 3 * COPY_BYTES):
-        header = encode(Outgoing(0, 1, b"stamp", (bytes(size),)), COPY_BYTES).copies[0]
-        decode(header)
-        for end in range(len(header)):
-            with pytest.raises(WireError):
-                decode(header[:end])
+@pytest.mark.parametrize(
+    "message",
+    [
+        Outgoing(0, 1, b"stamp", (b"",)),
+        Outgoing(0, 1, b"stamp", (bytes(50),)),
+    ],
+)
+def test_every_small_message_cut_short_is_refused(message):
+    small = encode_small(message)
+    decode(small)
+    for end in range(len(small)):
+        with pytest.raises(WireError):
+            decode(small[:end])
+
+
+def test_every_header_of_a_large_message_cut_short_is_refused():
+    header = encode_large(Outgoing(0, 1, b"stamp", (bytes(200_000),)), 1 << 30).copies[0]
+    decode(header)
+    for end in range(len(header)):
+        with pytest.raises(WireError):
+            decode(header[:end])
 
 
 @pytest.mark.parametrize("sizes", [(70_000, 1), (0, 70_000), (1 << 31, 2**64 - (1 << 31) + 70_000)])
@@ -208,7 +226,7 @@ def test_one_piece_that_no_int_counts_is_refused():
 
 def test_a_number_of_pieces_over_the_limit_is_refused_by_both_sides():
     with pytest.raises(LimitExceeded):
-        encode(Outgoing(0, 1, b"", (bytes(70_000),)), 1)
+        encode_large(Outgoing(0, 1, b"", (bytes(70_000),)), 1)
     with pytest.raises(LimitExceeded):
         decode((70_000).to_bytes(8, "little") + bytes(2) + (70_000).to_bytes(4, "little"))
 
