@@ -39,9 +39,9 @@ _EARLY_EXIT_GRACE_S = 0.5
 
 # How a wait gives way: a few turns at once, then yielding the core, then sleeping for a twentieth
 # of the time waited so far, at most a millisecond. A turn is some polls under one hold of the lock.
-_POLLS_A_TURN = 8
-_TURNS_AT_ONCE = 8
-_TURNS_THAT_YIELD = 256
+_POLLS_A_TURN = 2
+_TURNS_AT_ONCE = 2
+_TURNS_THAT_YIELD = 1024
 _TURNS_BETWEEN_LOOKS = 16
 _LONGEST_SLEEP_S = 0.001
 _DEATH_CHECK_S = 0.05
@@ -155,8 +155,8 @@ class MpiTransport(NetTransport):
         exchange = MpiExchange(self._streams, sends, receives)
         self._under_way.add(exchange)
         try:
-            self._begin(exchange)
-            self._until_done(exchange, deadline)
+            if not self._begin(exchange):
+                self._wait(exchange, deadline)
         except BaseException as error:
             self._withdraw(exchange, error)
             raise
@@ -225,15 +225,17 @@ class MpiTransport(NetTransport):
                 and not self._under_way
             )
 
-    def _begin(self, exchange: MpiExchange) -> None:
+    def _begin(self, exchange: MpiExchange) -> bool:
+        """Hand over what can go, and take what is there; whether that was all."""
         with self._lock:
             self._check_usable(exchange.peers() if self._broken else ())
             try:
                 exchange.start()
+                return exchange.advance()
             except self._mpi.Exception as error:
                 raise self._explained(error) from error
 
-    def _until_done(self, exchange: MpiExchange, deadline: Deadline) -> None:
+    def _wait(self, exchange: MpiExchange, deadline: Deadline) -> None:
         turn = 0
         while not self._take_turn(exchange):
             turn += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlx.errors import RlxError, UsageError
+from rlx.errors import RlxError
 from rlx.net.mpi_outbox import Outbox
 from rlx.net.mpi_streams import InStream, OutStream
 from rlx.net.mpi_wire import encode_small
@@ -34,6 +34,7 @@ class Streams:
         """The stream of what `peer` sends under `tag`."""
         found = self._inlets.get((peer, tag))
         if found is None:
+            self._thin_out()
             found = self._inlets[peer, tag] = InStream(self.mpi, self.comm, peer, tag)
         return found
 
@@ -41,12 +42,9 @@ class Streams:
         """A stream of messages to `peer` under `tag`."""
         return OutStream(self.mpi, self.comm, self.outbox, peer, tag, self.chunk_bytes)
 
-    def thin_out(self) -> None:
-        """Let go of idle streams where there are many."""
-        if len(self._inlets) > self._most_inlets:
-            for key, inlet in list(self._inlets.items()):
-                if not inlet.is_busy() and not inlet.is_listening() and inlet.end():
-                    del self._inlets[key]
+    def __len__(self) -> int:
+        """How many streams are kept."""
+        return len(self._inlets)
 
     def end(self) -> bool:
         """Listen no more; whether MPI has let go of all memory here."""
@@ -54,6 +52,13 @@ class Streams:
             if inlet.end():
                 del self._inlets[key]
         return not self._inlets and self.outbox.is_empty()
+
+    def _thin_out(self) -> None:
+        """Let go of idle streams where there are many."""
+        if len(self._inlets) >= self._most_inlets:
+            for key, inlet in list(self._inlets.items()):
+                if not inlet.is_busy() and not inlet.is_listening() and inlet.end():
+                    del self._inlets[key]
 
 
 class MpiExchange:
@@ -77,15 +82,25 @@ class MpiExchange:
 
     def start(self) -> None:
         """Begin; to be called once, before the others."""
-        if self._receives:
-            self._start_receives()
+        for slot in self._receives:
+            inlet = self._streams.inlet(slot.peer, slot.tag)
+            if inlet.add(slot, self.mismatches):
+                self._receiving.append(inlet)
         if self._sends:
             self._start_sends()
 
     def advance(self) -> bool:
         """Move on as far as can be now; whether all is done."""
-        if self._receiving:
-            self._receiving = self._still_receiving()
+        left = []
+        for inlet in self._receiving:
+            try:
+                if not inlet.advance():
+                    left.append(inlet)
+            except RlxError:
+                # What came was cut off or is no header: what comes after it cannot be told apart.
+                self._broken.add(inlet.peer)
+                raise
+        self._receiving = left
         if self._sending:
             self._sending = [one for one in self._sending if not one.advance()]
         return not (self._sending or self._receiving)
@@ -119,43 +134,17 @@ class MpiExchange:
         unsettled = [one for one in self._withdrawn if not one.is_settled()]
         return not unsettled
 
-    def _start_receives(self) -> None:
-        own: set[InStream] = set()
-        for slot in self._receives:
-            inlet = self._streams.inlet(slot.peer, slot.tag)
-            if inlet not in own:
-                if inlet.is_busy():
-                    raise UsageError(
-                        f"two threads receive from rank {slot.peer} under tag {slot.tag} at once"
-                    )
-                own.add(inlet)
-                self._receiving.append(inlet)
-            inlet.add(slot, self.mismatches)
-
     def _start_sends(self) -> None:
         """Small messages go at once; those behind a larger one under their tag go after it."""
         outbox = self._streams.outbox
         outlets: dict[tuple[int, int], OutStream] = {}
         for message in self._sends:
             key = message.peer, message.tag
-            outlet = outlets.get(key)
-            if outlet is None:
+            if not outlets or key not in outlets:
                 small = encode_small(message) if outbox.has_room() else None
                 if small is not None:
-                    outbox.post(small, *key)
+                    outbox.post(small, message.peer, message.tag)
                     continue
-                outlet = outlets[key] = self._streams.outlet(*key)
-                self._sending.append(outlet)
-            outlet.add(message)
-
-    def _still_receiving(self) -> list[InStream]:
-        left = []
-        for inlet in self._receiving:
-            try:
-                if not inlet.advance():
-                    left.append(inlet)
-            except RlxError:
-                # What came was cut off or is no header: what comes after it cannot be told apart.
-                self._broken.add(inlet.peer)
-                raise
-        return left
+                outlets[key] = self._streams.outlet(message.peer, message.tag)
+                self._sending.append(outlets[key])
+            outlets[key].add(message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from rlx.errors import TransportError
+from rlx.errors import TransportError, UsageError
 from rlx.net.mpi_outbox import Outbox
 from rlx.net.mpi_wire import (
     CUT,
@@ -121,12 +121,20 @@ class InStream:
         self._requests: list[tuple[object, Any]] | None = None
         self._tail = bytearray(len(WHOLE))
 
-    def add(self, slot: Incoming, mismatches: list[Mismatch]) -> None:
-        """Fill `slot` after those before it, or add to `mismatches` what came instead."""
+    def add(self, slot: Incoming, mismatches: list[Mismatch]) -> bool:
+        """Fill `slot` after those before it, or add to `mismatches` what came instead; whether it
+        is the first. The list belongs to one exchange, and a stream to one at a time."""
+        first = not self._slots
+        if not first and self._mismatches is not mismatches:
+            raise UsageError(
+                f"two threads receive from rank {self.peer} under tag {self.tag} at the same time"
+            )
         self._slots.append(slot)
         self._mismatches = mismatches
         if not self._listens and self._requests is None:
-            self._listen()
+            self._listener.Start()
+            self._listens = True
+        return first
 
     def is_busy(self) -> bool:
         """Whether slots wait for what comes here."""
@@ -148,7 +156,8 @@ class InStream:
                 if not self._take_pieces():
                     return False
             elif not self._listens:
-                self._listen()
+                self._listener.Start()
+                self._listens = True
             elif not self._listener.Test(self._status):
                 return False
             else:
@@ -190,10 +199,6 @@ class InStream:
             self._listens = False
         self._listener.Free()
         return True
-
-    def _listen(self) -> None:
-        self._listener.Start()
-        self._listens = True
 
     def _take_header(self, size: int) -> None:
         """Begin with the message whose header has come, in `size` bytes."""
