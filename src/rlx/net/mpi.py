@@ -331,8 +331,7 @@ class MpiTransport(NetTransport):
         self._check_open()
         if self._control.failure is not None:
             raise self._control.failure.to_error()
-        broken = sorted(self._broken.intersection(peers))
-        if broken:
+        if self._broken and (broken := sorted(self._broken.intersection(peers))):
             raise TransportError(
                 f"rank {self._rank}: a message to or from rank {broken[0]} was cut off before it "
                 f"was whole; that link cannot be used"

@@ -14,6 +14,7 @@ from rlx.net.mpi_wire import (
     INLINE_BYTES,
     JOIN_BYTES,
     MAX_HEADER_BYTES,
+    MAX_PIECES,
     cut_by,
     decode,
     decode_table,
@@ -125,7 +126,7 @@ def test_one_piece_that_no_int_counts_is_refused():
 
 def test_a_number_of_pieces_over_the_limit_is_refused_by_both_sides():
     with pytest.raises(LimitExceeded):
-        encode_large(Outgoing(0, 1, b"", (bytes(70_000),)), 1)
+        encode_large(Outgoing(0, 1, b"", (bytes(MAX_PIECES + 1),)), 1)
     with pytest.raises(LimitExceeded):
         decode((70_000).to_bytes(8, "little") + bytes(2) + (70_000).to_bytes(4, "little"))
 
