@@ -57,8 +57,10 @@ def _collectives(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from rlx.bench import as_json, as_table, measure_collectives
 
     rows = job.run_here(
-        role, settings, os.environ, lambda group: measure_collectives(group, role.transport)
+        role, settings, os.environ, lambda group: measure_collectives(group, role.carrier)
     )
     if job.is_coordinator(role):
-        sys.stdout.write(as_json(rows) if options.json else as_table(rows))
+        result = job.result_stream(os.environ)
+        result.write(as_json(rows) if options.json else as_table(rows))
+        result.flush()
     return 0

@@ -21,6 +21,7 @@ from rlx.errors import RlxError, UsageError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _open_missing_streams()
     job.tie_to_launcher(os.environ)
     options = _parser().parse_args(given)
     try:
@@ -36,6 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not job.send_report(error, os.environ):
             _complain(error, options.debug)
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _open_missing_streams() -> None:
+    """Give this process the standard files that its parent closed, or the next file that is opened
+    would have such a number, and receive what is printed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for good
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 def reporter(stream: TextIO, epochs: int) -> Iterator[Callable[[Progress], None]]:
     """An observer that reports to `stream`; a bar if it is a terminal."""
     if stream.isatty():
-        with _bar(epochs) as observer:
+        with _bar(stream, epochs) as observer:
             yield observer
     else:
         yield _Lines(stream)
@@ -48,7 +50,7 @@ class _Lines:
 
 
 @contextmanager
-def _bar(epochs: int) -> Iterator[Callable[[Progress], None]]:
+def _bar(stream: TextIO, epochs: int) -> Iterator[Callable[[Progress], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -60,7 +62,12 @@ def _bar(epochs: int) -> Iterator[Callable[[Progress], None]]:
         TextColumn("loss {task.fields[loss]:.5g}"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
+    # rich looks for the width, and for prints to lift above the bar, at the standard streams. Where
+    # a launcher started this rank, they are pipes, whose lines the launcher lifts.
+    is_ours = stream is sys.stderr
+    width = None if is_ours else os.get_terminal_size(stream.fileno()).columns
+    console = Console(file=stream, width=width)
+    with Bar(*columns, console=console, redirect_stdout=is_ours, redirect_stderr=is_ours) as bar:
         task = bar.add_task("epoch 0", total=None, loss=float("nan"))
 
         def observe(progress: Progress) -> None:

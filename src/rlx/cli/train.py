@@ -6,15 +6,11 @@ import argparse
 import json
 import math
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlx import job
-
-if TYPE_CHECKING:
-    from rlx.job.rank import Outcome
 
 _DESCRIPTION = """\
 Run the job that JOB.toml describes. Without -n and without a launcher the world is one rank; -n N
@@ -68,19 +64,15 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         return 0
     from rlx.cli.progress import reporter
 
-    with reporter(sys.stderr, int(config.section("job")["epochs"])) as observer:
+    stream = job.progress_stream(os.environ)
+    with reporter(stream, int(config.section("job")["epochs"])) as observer:
         outcome = job.run_job(request, os.environ, observer)
-    _print_result(outcome, role.transport, options)
+    summary = outcome.summary(role.carrier)
+    text = json.dumps(_with_null(summary), allow_nan=False) + "\n"
+    result = job.result_stream(os.environ)
+    result.write(text if options.json else _as_text(summary))
+    result.flush()
     return 0
-
-
-def _print_result(outcome: Outcome, transport: str, options: argparse.Namespace) -> None:
-    summary = outcome.summary(transport)
-    if options.json:
-        sys.stdout.write(json.dumps(_with_null(summary), allow_nan=False) + "\n")
-    else:
-        sys.stdout.write(_as_text(summary))
-    sys.stdout.flush()
 
 
 def _with_null(value: Any) -> Any:
@@ -94,8 +86,9 @@ def _with_null(value: Any) -> Any:
 
 def _as_text(summary: dict[str, Any]) -> str:
     ranks = summary["world_size"]
+    over = "" if summary["transport"] == "memory" else f" over {summary['transport']}"
     lines = [
-        f"trained on {ranks} rank{'s' * (ranks != 1)} over {summary['transport']}: "
+        f"trained on {ranks} rank{'s' * (ranks != 1)}{over}: "
         f"loss {summary['first_loss']:.6g} -> {summary['last_loss']:.6g}, "
         f"{summary['samples']} rows in {summary['wall_s']:.2f} s"
     ]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlx.job.run import Request, is_coordinator, run_job
     from rlx.job.settings import SECTIONS
     from rlx.job.tether import tie_to_launcher
+    from rlx.job.voice import progress_stream, result_stream
 
 _HOME = {
     "JobConfig": "config",
@@ -28,6 +29,8 @@ _HOME = {
     "launch": "launcher",
     "load_config": "config",
     "pin_blas": "blas",
+    "progress_stream": "voice",
+    "result_stream": "voice",
     "role_of": "place",
     "run_job": "run",
     "send_report": "reports",
@@ -46,6 +49,8 @@ __all__ = [
     "launch",
     "load_config",
     "pin_blas",
+    "progress_stream",
+    "result_stream",
     "role_of",
     "run_here",
     "run_job",

@@ -30,21 +30,20 @@ def run_here(
     whose body raises tells the others before the error goes on.
     """
     deadline_s = float(settings["deadline_s"])
-    if role.transport == "threads" or role.place is None:
+    if role.transport == "mpi":
+        transport: NetTransport = _connected_by_mpi(role.ranks)
+    elif role.place is None or role.ranks == 1:
         mesh = net.MemoryTransport.mesh(role.ranks)
         return run_threads([ProcessGroup(one, deadline=deadline_s) for one in mesh], body)[0]
-    transport = _connected(settings, role.transport, role.place, environ)
+    else:
+        transport = _connected_by_tcp(settings, role.place, environ)
     with ProcessGroup(transport, deadline=deadline_s) as group:
         return body(group)
 
 
-def _connected(
-    settings: Mapping[str, Any], transport: str, place: Place, environ: Mapping[str, str]
+def _connected_by_tcp(
+    settings: Mapping[str, Any], place: Place, environ: Mapping[str, str]
 ) -> NetTransport:
-    if transport == "mpi":
-        return _connected_by_mpi(place)
-    if place.world_size == 1:
-        return net.MemoryTransport.mesh(1)[0]
     return net.join_mesh(
         place.rank,
         place.world_size,
@@ -58,10 +57,10 @@ def _connected(
     )
 
 
-def _connected_by_mpi(place: Place) -> NetTransport:
+def _connected_by_mpi(ranks: int) -> NetTransport:
     transport = net.MpiTransport.from_comm()
     try:
-        net.refuse_split_world(place.world_size, transport.world_size)
+        net.refuse_split_world(ranks, transport.world_size)
     except ConnectError:
         transport.close()
         raise

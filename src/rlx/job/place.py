@@ -27,6 +27,11 @@ class Role:
     ranks: int
     place: Place | None
 
+    @property
+    def carrier(self) -> str:
+        """What moves the bytes: the transport, or "memory" where one rank has no one to talk to."""
+        return "memory" if self.ranks == 1 and self.transport != "mpi" else self.transport
+
 
 def role_of(environ: Mapping[str, str], transport: str, wanted_ranks: int | None) -> Role:
     """Decide from the launcher's environment, the transport's name and `-n`.

@@ -6,15 +6,16 @@ to standard error, so that the launcher can print the cause first, whoever was q
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rlx.errors import PeerLost, RemoteError, RlxError
+from rlx.errors import DisagreementError, PeerLost, RemoteError, RlxError, TransportError
 
 REPORT_VARIABLE = "RLX_REPORT_FD"
 REPORT_LIMIT_BYTES = 60_000  # below what a pipe holds, so that writing it never waits for a reader
@@ -31,6 +32,7 @@ class Report:
     blamed: int
     traceback: str
     planned: bool  # an error of rlx's own, whose message says all; else a traceback is due
+    is_own: bool  # no other rank can have been the reason
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def report_of(rank: int, error: BaseException) -> Report:
         blamed=blamed,
         traceback=text[-_TRACEBACK_CHARACTERS:],
         planned=isinstance(error, RlxError),
+        is_own=not isinstance(error, TransportError | RemoteError | DisagreementError),
     )
 
 
@@ -65,10 +68,23 @@ def send_report(error: BaseException, environ: Mapping[str, str]) -> bool:
     number = environ.get(REPORT_VARIABLE, "")
     if not number.isdecimal():
         return False
-    report = report_of(int(environ.get("RLX_RANK", "0")), error)
-    line = json.dumps(report.__dict__).encode()[:REPORT_LIMIT_BYTES]
-    os.write(int(number), line)
+    line = _line_of(report_of(int(environ.get("RLX_RANK", "0")), error))
+    with contextlib.suppress(BrokenPipeError):  # the launcher is gone, and this rank goes with it
+        os.write(int(number), line)
     return True
+
+
+def _line_of(report: Report) -> bytes:
+    """One line, within the limit: text outside of ASCII takes up to six bytes a character."""
+    line = json.dumps(report.__dict__).encode()
+    while len(line) > REPORT_LIMIT_BYTES:
+        report = replace(
+            report,
+            message=report.message[: len(report.message) // 2],
+            traceback=report.traceback[len(report.traceback) // 2 :],
+        )
+        line = json.dumps(report.__dict__).encode()
+    return line
 
 
 def read_report(content: bytes) -> Report | None:
@@ -93,6 +109,14 @@ def cause_of(ended: Sequence[Ended]) -> Ended:
             if one.rank == rank:
                 return one
     return failed[0]
+
+
+def is_sure(ended: Sequence[Ended]) -> bool:
+    """Whether the cause is among `ended`, whatever the ranks that still run might say: a rank that
+    died without a word, or by an error of its own."""
+    return any(
+        one.report is None or one.report.is_own for one in ended if one.code and not one.stopped
+    )
 
 
 def summary(ended: Sequence[Ended], debug: bool) -> str:
