@@ -2,113 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from support import clean_environment, family
-
-MODEL = """
-import os
-import sys
-
-from rlx.ir import Graph
-
-
-def loss():
-    graph = Graph("line")
-    x = graph.input("x", ["batch", 3])
-    w = graph.param("w", [3, 1])
-    graph.set_outputs([(x @ w).mean()])
-    return graph
-
-
-def leave():
-    sys.exit(3)
-
-
-def leave_well():
-    sys.exit(0)
-
-
-def crash():
-    os.abort()
-"""
-
-JOB = """
-[job]
-graph = "model.py:loss"
-data = { x = "x.npy" }
-epochs = 1
-batch = 4
-
-[optimizer]
-lr = 0.1
-"""
-
-ENDLESS = ("--set", "job.epochs=1000000")
+from launching import (
+    ENDLESS,
+    all_gone,
+    children,
+    job_in,
+    launched,
+    on_each_rank,
+    shared_files_of,
+    training,
+)
 
 
 @pytest.fixture
 def job(tmp_path):
-    (tmp_path / "model.py").write_text(MODEL)
-    (tmp_path / "job.toml").write_text(JOB)
-    np.save(tmp_path / "x.npy", np.ones((64, 3), np.float32))
-    return tmp_path / "job.toml"
-
-
-def launched(job: Path, *more: str, ranks: int = 2, **environment: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "rlx", "train", str(job), "-n", str(ranks), *more],
-        env=clean_environment(**environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def children(pid: int) -> dict[int, int]:
-    """{rank: pid} of the ranks that a launcher has started."""
-    found = {}
-    for child in family(pid) - {pid}:
-        with contextlib.suppress(OSError, StopIteration):
-            variables = (Path("/proc") / str(child) / "environ").read_bytes().split(b"\0")
-            found[int(next(one for one in variables if one.startswith(b"RLX_RANK="))[9:])] = child
-    return found
-
-
-def training(launcher: subprocess.Popen, ranks: int = 2, seconds: float = 30) -> dict[int, int]:
-    """Wait until rank 0 has said that it trains; the ranks' pids."""
-    line = launcher.stderr.readline()
-    assert line.startswith("epoch 1"), line
-    found = children(launcher.pid)
-    assert len(found) == ranks
-    return found
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def all_gone(pids, seconds: float = 10) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not any(is_alive(pid) for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
+    return job_in(tmp_path)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -144,6 +59,7 @@ def test_an_error_of_all_ranks_is_said_once_with_its_reason(job):
     [
         ("leave", 3, "ended with status 3 and without a word"),
         ("crash", 128 + signal.SIGABRT, "ended by SIGABRT"),
+        ("fault", 128 + signal.SIGSEGV, "ended by SIGSEGV"),
     ],
 )
 def test_a_rank_that_leaves_without_a_word_decides_the_status(job, function, status, text):
@@ -152,6 +68,76 @@ def test_a_rank_that_leaves_without_a_word_decides_the_status(job, function, sta
     assert launcher.returncode == status
     assert text in errors
     assert "rank 0" in errors
+
+
+BROKEN = """
+if rank == {rank}:
+    import rlx.job.rank
+    import rlx.job.run
+
+    def broken(*arguments, **options):
+        {statement}
+
+    {place} = broken
+"""
+
+
+def broken(rank: int, place: str, statement: str) -> str:
+    return BROKEN.format(rank=rank, place=place, statement=statement)
+
+
+def test_an_error_of_a_worker_comes_first_with_its_traceback_and_the_others_in_one_line(job):
+    code = broken(2, "rlx.job.rank.recv_train", "raise ValueError('bad lr')")
+    launcher = launched(job, ranks=4, **on_each_rank(job.parent, code))
+    output, errors = launcher.communicate(timeout=60)
+    lines = errors.splitlines()
+    assert launcher.returncode == 1
+    assert not output
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-3:] == [
+        "ValueError: bad lr",
+        "rlx: error: rank 2: ValueError: bad lr",
+        "rlx: rank 0, 1, 3 ended because of that",
+    ]
+    assert errors.count("Traceback") == 1
+
+
+def test_a_rank_that_fails_before_it_joins_is_the_one_to_blame(job):
+    code = broken(1, "rlx.job.run.run_here", "raise MemoryError('no room for it')")
+    launcher = launched(job, ranks=3, **on_each_rank(job.parent, code))
+    _, errors = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1
+    assert errors.splitlines()[-2:] == [
+        "rlx: error: rank 1: MemoryError: no room for it",
+        "rlx: rank 0, 2 ended because of that",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("statement", "status", "text"),
+    [
+        ("import sys; sys.exit(3)", 3, "rank 1: the process ended with status 3"),
+        ("import os; os._exit(7)", 7, "rank 1: the process ended with status 7"),
+        ("import ctypes; ctypes.string_at(0)", 128 + signal.SIGSEGV, "rank 1: the process was end"),
+        ("import os; os._exit(0)", 1, "rank 1"),
+    ],
+)
+def test_a_worker_that_leaves_without_a_word_is_never_a_success(job, statement, status, text):
+    code = broken(1, "rlx.job.rank.recv_train", statement)
+    launcher = launched(job, **on_each_rank(job.parent, code))
+    output, errors = launcher.communicate(timeout=60)
+    assert launcher.returncode == status, errors
+    assert text in errors
+    assert not output
+
+
+def test_a_long_error_in_any_script_reaches_the_launcher_whole_enough(job):
+    message = "'\\U0001f4a5' * 6000"
+    code = broken(1, "rlx.job.rank.recv_train", f"raise ValueError('first ' + {message})")
+    launcher = launched(job, **on_each_rank(job.parent, code))
+    _, errors = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1
+    assert "rlx: error: rank 1: ValueError: first \U0001f4a5" in errors
 
 
 def test_a_rank_that_leaves_with_success_before_the_end_is_a_failure(job):
@@ -169,11 +155,16 @@ def test_a_signal_ends_everything_and_frees_the_port(job, tmp_path, number):
     scratch.mkdir()
     launcher = launched(job, *ENDLESS, *place, TMPDIR=str(scratch))
     ranks = training(launcher)
+    shared = shared_files_of(ranks.values())
     launcher.send_signal(number)
-    launcher.communicate(timeout=15)
+    _, errors = launcher.communicate(timeout=30)
     assert launcher.returncode == 128 + number
+    said = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+    assert errors.splitlines()[-1] == f"rlx: {said}"
+    assert errors.count("rlx:") == 1
     assert all_gone(ranks.values())
     assert not list(scratch.iterdir())
+    assert not [path for path in shared if os.path.exists(path)]
     again = launched(job, *place)
     again.communicate(timeout=30)
     assert again.returncode == 0
@@ -184,11 +175,26 @@ def test_the_death_of_the_launcher_ends_its_ranks_even_frozen_ones(job, tmp_path
     scratch.mkdir()
     launcher = launched(job, *ENDLESS, TMPDIR=str(scratch))
     ranks = training(launcher)
+    shared = shared_files_of(ranks.values())
     os.kill(ranks[1], signal.SIGSTOP)
     launcher.kill()
-    launcher.communicate(timeout=15)
+    launcher.communicate(timeout=30)
     assert all_gone(ranks.values())
     assert not list(scratch.iterdir())
+    assert not [path for path in shared if os.path.exists(path)]
+
+
+def test_a_signal_while_the_ranks_still_start_ends_them(job):
+    launcher = launched(job, ranks=4)
+    end = time.monotonic() + 30
+    while not children(launcher.pid) and time.monotonic() < end:
+        time.sleep(0.005)
+    ranks = children(launcher.pid)
+    assert ranks
+    launcher.terminate()
+    launcher.communicate(timeout=30)
+    assert launcher.returncode == 128 + signal.SIGTERM
+    assert all_gone(ranks.values())
 
 
 def test_a_frozen_rank_is_named_after_the_heartbeat(job):

@@ -65,7 +65,7 @@ def _bar(stream: TextIO, epochs: int) -> Iterator[Callable[[Progress], None]]:
     # rich looks for the width, and for prints to lift above the bar, at the standard streams. Where
     # a launcher started this rank, they are pipes, whose lines the launcher lifts.
     is_ours = stream is sys.stderr
-    width = None if is_ours else os.get_terminal_size(stream.fileno()).columns
+    width = None if is_ours else os.get_terminal_size(stream.fileno()).columns or 80
     console = Console(file=stream, width=width)
     with Bar(*columns, console=console, redirect_stdout=is_ours, redirect_stderr=is_ours) as bar:
         task = bar.add_task("epoch 0", total=None, loss=float("nan"))
