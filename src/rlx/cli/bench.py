@@ -1,4 +1,4 @@
-"""`rlx bench`: what was it that takes so long?"""
+"""`rlx bench`: measured comparisons."""
 
 from __future__ import annotations
 
@@ -19,13 +19,18 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `bench` to the commands of the parser."""
     parser = commands.add_parser(
         "bench",
-        help="measure",
+        help="measure how long starting and collectives take",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=("startup", "collectives"), help="what to measure")
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="how many ranks to start here")
-    parser.add_argument("--transport", choices=("auto", "tcp", "mpi", "threads"), default="auto")
+    parser.add_argument(
+        "--transport",
+        choices=("auto", "tcp", "mpi", "threads"),
+        default="auto",
+        help="how ranks talk; auto is mpi under an MPI launcher, else tcp",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.set_defaults(run=run)

@@ -7,10 +7,13 @@ other error, 128 + N where signal N ended the run.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import rlx
 from rlx import job
@@ -23,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     _open_missing_streams()
     job.tie_to_launcher(os.environ)
-    options = _parser().parse_args(given)
+    options = _options(given)
     try:
         return int(options.run(options, given))
     except KeyboardInterrupt:
@@ -47,17 +50,47 @@ def _open_missing_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for good
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, like all others of rlx. Flags have one spelling."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"rlx: error: {message}; see {self.prog} --help\n")
+
+
+def _options(given: Sequence[str]) -> argparse.Namespace:
+    options, unknown = _parser().parse_known_args(given)
+    if unknown:
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], options.flags, 1)
+        hint = f", did you mean {close[0]}?" if close else ""
+        sys.stderr.write(
+            f"rlx: error: {options.command} takes no {unknown[0]!r}{hint}; "
+            f"see rlx {options.command} --help\n"
+        )
+        sys.exit(2)
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="rlx",
         description="Train models on many processes: the same bits at any world size, on any "
         "transport.",
+        epilog="A first run: rlx train examples/digits/job.toml -n 2. What a job file holds: "
+        "rlx train --help. Exit statuses: 0 done; 2 something to put right in what was typed, the "
+        "job or the model; 1 any other error; 128 + N ended by signal N.",
     )
     parser.add_argument("--version", action="version", version=f"rlx {rlx.__version__}")
     parser.set_defaults(debug=False)
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", required=True, metavar="COMMAND"
+    )
     train.add_command(commands)
     bench.add_command(commands)
+    for command in commands.choices.values():
+        command.set_defaults(flags=re.findall("--[a-z]+", command.format_usage()))
     return parser
 
 

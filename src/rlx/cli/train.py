@@ -29,7 +29,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("job", type=Path, metavar="JOB.toml", help="the job file")
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="how many ranks to start here")
     parser.add_argument(
-        "--transport", choices=("auto", "tcp", "mpi", "threads"), help="over net.transport"
+        "--transport",
+        choices=("auto", "tcp", "mpi", "threads"),
+        help="how ranks talk, over net.transport; auto is mpi under an MPI launcher, else tcp",
     )
     parser.add_argument(
         "--set",
@@ -38,9 +40,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="KEY=VALUE",
         help="change a setting, such as job.epochs=2; may be given again",
     )
-    parser.add_argument("--save", type=Path, metavar="FILE.safetensors", help="write parameters")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE.safetensors", help="write the parameters at the end"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON line")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     parser.set_defaults(run=run)
 
 
@@ -105,5 +109,17 @@ def _settings_help() -> str:
         lines.append(f"  [{section}]")
         if not settings:
             lines.append("    NAME           a file, or init:KIND, for a parameter's first value")
-        lines += [f"    {key:<14} {setting.help}" for key, setting in settings.items()]
+        lines += [f"    {key:<14} {_setting_help(setting)}" for key, setting in settings.items()]
     return "\n".join(lines)
+
+
+def _setting_help(setting: job.Setting) -> str:
+    """Its meaning, what it may be, and what it is where nothing is said."""
+    if setting.default is job.REQUIRED:
+        note = "required"
+    elif setting.default is None:
+        note = ""
+    else:
+        shown = str(setting.default)
+        note = f"default {shown.lower() if isinstance(setting.default, bool) else shown}"
+    return f"{setting.help} ({note})" if note else setting.help

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlx.job.place import Role, role_of
     from rlx.job.reports import send_report
     from rlx.job.run import Request, is_coordinator, run_job
-    from rlx.job.settings import SECTIONS
+    from rlx.job.settings import REQUIRED, SECTIONS, Setting
     from rlx.job.tether import tie_to_launcher
     from rlx.job.voice import progress_stream, result_stream
 
@@ -25,6 +25,8 @@ _HOME = {
     "Request": "run",
     "Role": "place",
     "SECTIONS": "settings",
+    "REQUIRED": "settings",
+    "Setting": "settings",
     "is_coordinator": "run",
     "launch": "launcher",
     "load_config": "config",
@@ -40,10 +42,12 @@ _HOME = {
 }
 
 __all__ = [
+    "REQUIRED",
     "SECTIONS",
     "JobConfig",
     "Request",
     "Role",
+    "Setting",
     "default_settings",
     "is_coordinator",
     "launch",

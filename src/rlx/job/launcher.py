@@ -56,7 +56,7 @@ def launch(
 
     Each launch has a fresh token, in a file without a name that the ranks inherit.
     """
-    host, port = parse_address(coordinator)
+    host, port = parse_address(coordinator, name="net.coordinator")
     _make_room(ranks)
     with _listening(host, port) as listener, _token_file() as token, _Ranks(ranks) as started:
         bound = listener.getsockname()
@@ -96,10 +96,14 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        raise ConnectError(
-            f"rank 0 cannot listen on {host}:{port}: {error.strerror}; choose another port, or 0 "
-            f"for any free one, with --set net.coordinator={host}:0"
-        ) from error
+        shown = f"[{host}]" if ":" in host else host
+        # Python tells the address again, behind the reason; a failed look-up has a number below 0.
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        is_elsewhere = error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0
+        hint = f"choose another port, or 0 for any free one, with --set net.coordinator={shown}:0"
+        if is_elsewhere:
+            hint = "give an address of this machine, such as --set net.coordinator=127.0.0.1:0"
+        raise ConnectError(f"rank 0 cannot listen on {shown}:{port}: {reason}; {hint}") from error
 
 
 @contextlib.contextmanager

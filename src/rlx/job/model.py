@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,8 +76,15 @@ def _explaining(path: Path, reference: str) -> Iterator[None]:
     except Exception as error:  # a user's code may raise anything
         if isinstance(error, ConfigError):
             raise
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if Path(frame.filename) == path]
-        place = f"{path}:{own[-1].lineno}: {own[-1].line}" if own else str(path)
         kind = "" if isinstance(error, RlxError) else f"{type(error).__name__}: "
-        raise ModelError(f"graph {reference!r} failed at {place}\n  {kind}{error}") from error
+        text = textwrap.indent(f"{kind}{error}", "  ")
+        raise ModelError(f"graph {reference!r} failed at {_place(error, path)}\n{text}") from error
+
+
+def _place(error: Exception, path: Path) -> str:
+    """The last line of the model's file that the error passed through, as far as it did."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f"{path}:{error.lineno}: {(error.text or '').strip()}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename) == path]
+    return f"{path}:{own[-1].lineno}: {own[-1].line}" if own else str(path)

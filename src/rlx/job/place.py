@@ -71,7 +71,7 @@ def coordinator_of(place: Place, configured: str) -> tuple[str, int]:
     """Where rank 0 listens: what the launcher says, else `net.coordinator`, with a fixed port."""
     if place.coordinator is not None:
         return place.coordinator
-    host, port = parse_address(configured)
+    host, port = parse_address(configured, name="net.coordinator")
     if port == 0 and place.world_size > 1:
         raise ConfigError(
             f"{place.launcher} does not say where rank 0 listens, and net.coordinator is "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,5 +55,12 @@ def _check_target(path: Path) -> None:
     """Refuse a path that cannot be written now, not after the last epoch."""
     if not path.parent.is_dir():
         raise ConfigError(f"--save {path}: there is no folder {path.parent}")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"--save {path}: it cannot be written there")
+    if path.is_dir():
+        raise ConfigError(f"--save {path}: that is a folder; name a file")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--save {path}: no file can be written there: {error.strerror}"
+        ) from error

@@ -112,8 +112,12 @@ SECTIONS: dict[str, dict[str, Setting]] = {
     },
     "params": {},
     "optimizer": {
-        "kind": Setting(_one_of(OPTIMIZERS), "one of " + ", ".join(OPTIMIZERS), "sgd", "which one"),
-        "lr": Setting(_is_rates, "a number, or one for each epoch", REQUIRED, "learning rate"),
+        "kind": Setting(
+            _one_of(OPTIMIZERS), "one of " + ", ".join(OPTIMIZERS), "sgd", ", ".join(OPTIMIZERS)
+        ),
+        "lr": Setting(
+            _is_rates, "a number from 0, or a list of one for each epoch", REQUIRED, "learning rate"
+        ),
         "momentum": Setting(_is_share, "a number from 0 to below 1", 0.0, "for sgd"),
         "beta1": Setting(_is_share, "a number from 0 to below 1", 0.9, "for adam and adamw"),
         "beta2": Setting(_is_share, "a number from 0 to below 1", 0.999, "for adam and adamw"),
@@ -124,7 +128,7 @@ SECTIONS: dict[str, dict[str, Setting]] = {
     },
     "net": {
         "transport": Setting(
-            _one_of(TRANSPORTS), "one of " + ", ".join(TRANSPORTS), "auto", "how ranks talk"
+            _one_of(TRANSPORTS), "one of " + ", ".join(TRANSPORTS), "auto", ", ".join(TRANSPORTS)
         ),
         "coordinator": Setting(
             _is_text, "host:port", "127.0.0.1:0", "where rank 0 listens while ranks join"

@@ -65,7 +65,7 @@ def test_the_launchers_own_variables_are_no_settings(job):
         ("job.epochs=two", "job.epochs is a whole number, at least 1; got 'two'"),
         ("job.epochs=true", "got True"),
         ("optimizer.kind=rmsprop", "optimizer.kind is one of sgd, adam, adamw; got 'rmsprop'"),
-        ("optimizer.lr=-1", "optimizer.lr is a number, or one for each epoch; got -1"),
+        ("optimizer.lr=-1", "optimizer.lr is a number from 0, or a list of one for each epoch"),
         ("optimizer.momentum=1.0", "from 0 to below 1"),
         ("net.transport=udp", "one of auto, tcp, mpi, threads"),
         ("net.deadline_s=0", "a number of seconds above 0"),
