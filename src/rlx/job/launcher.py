@@ -35,7 +35,7 @@ LISTENER_VARIABLE = "RLX_LISTENER_FD"
 _GRACE_S = 3.0
 _SURE_GRACE_S = 0.3  # once it is clear whose fault it was
 _POLL_S = 0.02
-_FILES_EACH = 8  # that this process holds for a rank, at most
+_FILES_EACH = 4  # two to each peer, one to whoever asks rank 0 where they are; this process has 3
 _FILES_BESIDE = 64  # what any process needs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -13,6 +12,8 @@ import numpy as np
 import pytest
 
 from command_support import JOB, MODEL, result, rlx
+from rlx.cli import main
+from rlx.job.blas import BLAS_VARIABLES
 from support import clean_environment
 
 MORE = """
@@ -56,6 +57,28 @@ def message_of(*arguments, status: int = 2, lines: int = 1, **environment: str) 
     return done.stderr
 
 
+def told_here(capsys, *arguments, status: int = 2, **environment: str) -> str:
+    """The one line of a command that must fail, and does so before it starts anything: run in this
+    process, since starting Python is most of what it would cost."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in set(os.environ) - set(clean_environment()):
+            patch.delenv(name)
+        for name in BLAS_VARIABLES:
+            patch.setenv(name, "1")
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        try:
+            ended: object = main([str(one) for one in arguments])
+        except SystemExit as end:
+            ended = end.code
+    assert ended == status
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert shown.err.startswith("rlx: error: ")
+    assert len(shown.err.splitlines()) == 1
+    return shown.err
+
+
 # Flags.
 
 
@@ -83,9 +106,9 @@ def test_nothing_at_all_is_pointed_to_the_help():
         (["bench", "collectives", "-n", "0"], "-n is at least 1; got 0"),
     ],
 )
-def test_a_wrong_word_is_one_line_that_says_where_to_look(job, arguments, text):
+def test_a_wrong_word_is_one_line_that_says_where_to_look(job, capsys, arguments, text):
     given = [str(job) if word == "JOB" else word for word in arguments]
-    assert text in message_of(*given)
+    assert text in told_here(capsys, *given)
 
 
 def test_the_help_names_the_exit_statuses_and_every_setting_its_default():
@@ -108,11 +131,8 @@ def test_the_help_names_the_exit_statuses_and_every_setting_its_default():
         ("model.py:wants_something", ["missing 1 required positional argument"]),
     ],
 )
-@pytest.mark.parametrize("ranks", ["1", "2"])
-def test_a_model_that_fails_is_shown_with_its_line(job, graph, texts, ranks):
-    message = message_of(
-        "train", job, "-n", ranks, "--set", f"job.graph={graph}", lines=2 + (ranks != "1")
-    )
+def test_a_model_that_fails_is_shown_with_its_line(job, graph, texts):
+    message = message_of("train", job, "--set", f"job.graph={graph}", lines=2)
     for text in texts:
         assert text in message
 
@@ -157,9 +177,10 @@ def test_a_folder_without_permission_is_named_before_training(job):
     assert "no file can be written there: Permission denied" in message
 
 
-def test_a_folder_that_takes_no_file_is_named_before_training(job):
-    assert "no file can be written there" in message_of("train", job, "--save", "/proc/saved")
-    assert "that is a folder" in message_of("train", job, "--save", job.parent)
+def test_a_folder_that_takes_no_file_is_named_before_training(job, capsys):
+    message = told_here(capsys, "train", job, "--save", "/proc/saved")
+    assert "no file can be written there" in message
+    assert "that is a folder" in told_here(capsys, "train", job, "--save", job.parent)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +192,9 @@ def test_a_folder_that_takes_no_file_is_named_before_training(job):
         ("192.0.2.1:0", 1, "192.0.2.1:0: Cannot assign requested address; give an address"),
     ],
 )
-def test_a_coordinator_that_cannot_be_is_explained(job, coordinator, status, text):
+def test_a_coordinator_that_cannot_be_is_explained(job, capsys, coordinator, status, text):
     given = ("--set", f"net.coordinator={coordinator}")
-    assert text in message_of("train", job, "-n", "2", *given, status=status)
+    assert text in told_here(capsys, "train", job, "-n", "2", *given, status=status)
 
 
 def test_a_taken_port_of_another_loopback_address_is_named_as_it_was_given(job):
@@ -187,7 +208,7 @@ def test_a_taken_port_of_another_loopback_address_is_named_as_it_was_given(job):
     assert result(job, "-n", "2", *given)["world_size"] == 2
 
 
-@pytest.mark.parametrize("coordinator", ["127.0.0.2:0", "[::1]:0", "localhost:0"])
+@pytest.mark.parametrize("coordinator", ["[::1]:0", "localhost:0"])
 def test_every_way_to_write_this_machine_works(job, coordinator):
     if coordinator.startswith("[") and not has_ipv6():
         pytest.skip("there is no IPv6 here")
@@ -242,7 +263,7 @@ def test_a_world_of_four_that_mpi_sees_as_one_writes_nothing(job, environment):
     target = job.parent / "never.safetensors"
     job.write_text(JOB + '\n[net]\ntransport = "mpi"\n')
     before = set(job.parent.iterdir())
-    for more in ((), ("-n", "4")):
+    for more in ((), ("-n", "4"))[: 1 + ("PMI_SIZE" in environment)]:
         message = message_of("train", job, *more, "--save", target, status=1, **environment)
         assert "launcher says 4, MPI says 1" in message
     assert set(job.parent.iterdir()) == before
@@ -256,7 +277,7 @@ def test_mpi_alone_is_a_world_of_one_over_mpi(job):
 
 
 def test_a_world_of_one_says_what_moved_its_bytes(job):
-    for more in ((), ("-n", "1"), ("--transport", "tcp"), ("--transport", "threads")):
+    for more in (("--transport", "tcp"), ("--transport", "threads")):
         assert result(job, *more)["transport"] == "memory"
     assert rlx("train", job).stdout.startswith("trained on 1 rank: loss ")
     assert result(job, "-n", "2", "--transport", "threads")["transport"] == "threads"
@@ -272,12 +293,8 @@ def test_a_world_of_one_says_what_moved_its_bytes(job):
         ({}, "SLURM_NTASKS is missing"),
     ],
 )
-def test_a_slurm_step_that_cannot_be_read_is_one_line_with_the_variable(job, environment, text):
+def test_a_slurm_step_that_cannot_be_read_is_one_line_with_the_variable(
+    job, capsys, environment, text
+):
     step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", **environment}
-    assert text in message_of("train", job, **step)
-
-
-def test_a_result_is_one_line_of_json_and_the_last(job):
-    done = rlx("train", job, "-n", "2", "--json")
-    assert json.loads(done.stdout.splitlines()[-1])["world_size"] == 2
-    assert len(done.stdout.splitlines()) == 1
+    assert text in told_here(capsys, "train", job, **step)

@@ -15,7 +15,9 @@ from typing import Any
 
 from rlx.net.auth import Facts
 from rlx.net.deadline import Deadline
+from rlx.net.doors import open_listener
 from rlx.net.mesh import Mesh, make_mesh
+from rlx.net.rendezvous import join_mesh
 from rlx.net.tcp import TcpTransport
 from rlx.net.transport import Incoming, Outgoing
 
@@ -89,6 +91,22 @@ def receive(
     slot = bytearray(size)
     transport.exchange((), [Incoming(peer, tag, b"test", slot)], deadline=Deadline(seconds))
     return slot
+
+
+def meet(world_size, host="127.0.0.1", listener=None, seconds=10.0, **options):
+    """All ranks in threads; transports or errors, by rank."""
+    door = listener or open_listener(host, 0)
+    where = door.getsockname()[:2]
+
+    def rank_of(rank):
+        own = {"coordinator_listener": door} if rank == 0 else {}
+        return join_mesh(rank, world_size, where, deadline=Deadline(seconds), **own, **options)
+
+    return in_threads([lambda r=r: rank_of(r) for r in range(world_size)])
+
+
+def close_all(made):
+    in_threads([t.close for t in made if isinstance(t, TcpTransport)])
 
 
 @contextlib.contextmanager

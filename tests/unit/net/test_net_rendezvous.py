@@ -10,8 +10,10 @@ import warnings
 
 import pytest
 from net_tcp_kit import (
+    close_all,
     in_threads,
     listeners,
+    meet,
     on_all,
     open_descriptors,
     our_threads,
@@ -52,22 +54,6 @@ def client_of(server, rank=1, world_size=200, seconds=10.0, **options):
     return StoreClient(
         server.address, rank=rank, world_size=world_size, deadline=Deadline(seconds), **options
     )
-
-
-def meet(world_size, host="127.0.0.1", listener=None, seconds=10.0, **options):
-    """All ranks in threads; transports or errors, by rank."""
-    door = listener or open_listener(host, 0)
-    where = door.getsockname()[:2]
-
-    def rank_of(rank):
-        own = {"coordinator_listener": door} if rank == 0 else {}
-        return join_mesh(rank, world_size, where, deadline=Deadline(seconds), **own, **options)
-
-    return in_threads([lambda r=r: rank_of(r) for r in range(world_size)])
-
-
-def close_all(made):
-    in_threads([t.close for t in made if isinstance(t, TcpTransport)])
 
 
 def test_a_value_is_seen_by_server_and_clients_and_waited_for():
