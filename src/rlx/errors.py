@@ -81,6 +81,14 @@ class DeadlineExceeded(TransportError):
         self.peers = tuple(sorted(peers))
 
 
+class LaunchError(RlxError):
+    """A job that a script launched has failed. `status` is the exit status of its command."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class DisagreementError(RlxError):
     """Ranks called different collectives, or bring different facts to one that must be equal."""
 

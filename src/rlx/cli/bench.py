@@ -56,7 +56,7 @@ def _collectives(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     settings = job.default_settings("net")
     role = job.role_of(os.environ, options.transport, options.ranks)
     if role.transport == "tcp" and role.place is None and role.ranks > 1:
-        return job.launch(
+        return job.launch_ranks(
             arguments, role.ranks, settings["coordinator"], os.environ, debug=options.debug
         )
     from rlx.bench import as_json, as_table, measure_collectives

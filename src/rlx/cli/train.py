@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     net = config.section("net")
     role = job.role_of(os.environ, net["transport"], options.ranks)
     if role.transport == "tcp" and role.place is None and role.ranks > 1:
-        return job.launch(
+        return job.launch_ranks(
             arguments, role.ranks, net["coordinator"], os.environ, debug=options.debug
         )
     save = None if options.save is None else options.save.resolve()

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from rlx.job.blas import pin_blas
     from rlx.job.config import JobConfig, default_settings, load_config
     from rlx.job.connect import run_here
-    from rlx.job.launcher import launch
+    from rlx.job.launcher import launch_ranks
     from rlx.job.place import Role, role_of
     from rlx.job.reports import send_report
     from rlx.job.run import Request, is_coordinator, run_job
+    from rlx.job.script import launch
     from rlx.job.settings import REQUIRED, SECTIONS, Setting
     from rlx.job.tether import tie_to_launcher
     from rlx.job.voice import progress_stream, result_stream
@@ -28,7 +29,8 @@ _HOME = {
     "REQUIRED": "settings",
     "Setting": "settings",
     "is_coordinator": "run",
-    "launch": "launcher",
+    "launch": "script",
+    "launch_ranks": "launcher",
     "load_config": "config",
     "pin_blas": "blas",
     "progress_stream": "voice",
@@ -51,6 +53,7 @@ __all__ = [
     "default_settings",
     "is_coordinator",
     "launch",
+    "launch_ranks",
     "load_config",
     "pin_blas",
     "progress_stream",

@@ -39,7 +39,7 @@ _FILES_EACH = 4  # two to each peer, one to whoever asks rank 0 where they are; 
 _FILES_BESIDE = 64  # what any process needs
 
 
-def launch(
+def launch_ranks(
     arguments: Sequence[str],
     ranks: int,
     coordinator: str,
