@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from support import clean_environment, family
+from support import clean_environment, family, heed_signals
 
 MODEL = """
 import os
@@ -100,6 +100,7 @@ def launched(job: Path, *more: str, ranks: int = 2, **environment: str) -> subpr
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_signals,
     )
 
 

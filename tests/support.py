@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,6 +20,13 @@ def clean_environment(**more: str) -> dict[str, str]:
         and not name.endswith("_NUM_THREADS")
     }
     return {**kept, **more}
+
+
+def heed_signals() -> None:
+    """What a shell in the background, or nohup, has ignored ends this process again; a
+    `preexec_fn` for tests that send signals, however the tests themselves were started."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def parents() -> dict[int, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -19,6 +21,7 @@ from launching import (
     shared_files_of,
     training,
 )
+from support import clean_environment
 
 
 @pytest.fixture
@@ -168,6 +171,33 @@ def test_a_signal_ends_everything_and_frees_the_port(job, tmp_path, number):
     again = launched(job, *place)
     again.communicate(timeout=30)
     assert again.returncode == 0
+
+
+def test_a_signal_that_is_ignored_stays_ignored(job):
+    """As under nohup: the terminal is closed, and the job goes on."""
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "rlx", "train", str(job), "-n", "2", *ENDLESS],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: [
+            signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT)
+        ],
+    )
+    ranks = training(launcher)
+    os.killpg(launcher.pid, signal.SIGHUP)
+    os.killpg(launcher.pid, signal.SIGINT)
+    for _ in range(3):
+        assert launcher.stderr.readline().startswith("epoch ")
+    time.sleep(0.3)
+    assert launcher.poll() is None
+    assert children(launcher.pid) == ranks
+    launcher.terminate()
+    launcher.communicate(timeout=30)
+    assert launcher.returncode == 128 + signal.SIGTERM
+    assert all_gone(ranks.values())
 
 
 def test_the_death_of_the_launcher_ends_its_ranks_even_frozen_ones(job, tmp_path):

@@ -12,11 +12,12 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 
 import pytest
 
 from launching import ENDLESS, all_gone, children, job_in, launched, on_each_rank
-from support import clean_environment
+from support import clean_environment, heed_signals
 
 CHATTER = """
 import sys
@@ -127,6 +128,21 @@ def test_a_reader_that_leaves_ends_in_status_1_and_nothing_hangs(job):
     launcher.stderr.close()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_launch_whose_output_nobody_reads(job, number):
+    code = "for number in range(100000): print('x' * 200)"
+    launcher = launched(job, **on_each_rank(job.parent, code))
+    end = time.monotonic() + 30
+    while len(children(launcher.pid)) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    ranks = children(launcher.pid)
+    time.sleep(0.5)  # more than the pipes hold, and what is behind them waits
+    launcher.send_signal(number)
+    assert launcher.wait(30) == 128 + number
+    assert all_gone(ranks.values())
+    launcher.communicate()
+
+
 def test_output_that_cannot_be_written_is_an_error(job):
     with open("/dev/full", "wb") as full:
         launcher = subprocess.Popen(
@@ -184,6 +200,7 @@ class Terminal:
         self.leader, follower = pty.openpty()
 
         def own() -> None:
+            heed_signals()
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
         self.process = subprocess.Popen(

@@ -52,7 +52,8 @@ def launch_ranks(
     What a rank prints comes out in whole lines, each marked with its rank; the job's progress and
     its result, which rank 0 says, are not marked, and the result comes last. When a rank fails, the
     rest have a few seconds to end, and are then ended; what is printed at last names the cause
-    first. SIGINT, SIGTERM and SIGHUP end all ranks, and so does the death of this process.
+    first. SIGINT, SIGTERM and SIGHUP end all ranks, unless they are ignored, as nohup has it; and
+    so does the death of this process.
 
     Each launch has a fresh token, in a file without a name that the ranks inherit.
     """
@@ -149,7 +150,9 @@ class _Ranks:
 
     def __enter__(self) -> _Ranks:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._previous[number] = signal.signal(number, self._on_signal)
+            # nohup, and a shell that starts us in the background, have them ignored: so it stays.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -99,24 +99,22 @@ def read_report(content: bytes) -> Report | None:
 def cause_of(ended: Sequence[Ended]) -> Ended:
     """The failure that the others follow from, among ranks in the order in which they ended.
 
-    The rank that most of the failed ones blame, if it failed itself; else the first to fail. At
-    least one has failed by itself.
+    The one that most of the failed ranks blame; of several, one that no other rank can have been
+    the reason for; of several, the first. At least one has failed by itself.
     """
     failed = [one for one in ended if one.code and not one.stopped]
     blamed = [one.report.blamed for one in failed if one.report is not None]
-    for rank in sorted(set(blamed), key=lambda rank: (-blamed.count(rank), rank)):
-        for one in failed:
-            if one.rank == rank:
-                return one
-    return failed[0]
+    return max(failed, key=lambda one: (blamed.count(one.rank), _is_own(one)))
 
 
 def is_sure(ended: Sequence[Ended]) -> bool:
-    """Whether the cause is among `ended`, whatever the ranks that still run might say: a rank that
-    died without a word, or by an error of its own."""
-    return any(
-        one.report is None or one.report.is_own for one in ended if one.code and not one.stopped
-    )
+    """Whether the cause is among `ended`, whatever the ranks that still run might say."""
+    return any(_is_own(one) for one in ended if one.code and not one.stopped)
+
+
+def _is_own(one: Ended) -> bool:
+    """Whether a failed rank died without a word, or by an error that is its own."""
+    return one.report is None or one.report.is_own
 
 
 def summary(ended: Sequence[Ended], debug: bool) -> str:

@@ -14,7 +14,7 @@ import pytest
 from command_support import JOB, MODEL, result, rlx
 from rlx.cli import main
 from rlx.job.blas import BLAS_VARIABLES
-from support import clean_environment
+from support import clean_environment, heed_signals
 
 MORE = """
 
@@ -149,6 +149,7 @@ def test_an_interrupt_in_the_middle_of_one_rank_is_one_word(job):
         env=clean_environment(),
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_signals,
     )
     while not (job.parent / "started").exists():
         assert process.poll() is None

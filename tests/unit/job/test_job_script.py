@@ -11,7 +11,7 @@ import pytest
 from launching import ENDLESS, all_gone, job_in
 from rlx.errors import LaunchError
 from rlx.job import launch
-from support import clean_environment, family
+from support import clean_environment, family, heed_signals
 
 SCRIPT = """
 import multiprocessing
@@ -41,6 +41,7 @@ def script(job, *settings: str) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_signals,
     )
 
 
