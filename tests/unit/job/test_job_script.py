@@ -78,7 +78,7 @@ def test_a_job_that_fails_raises_with_its_status_and_its_words(job, settings, ra
     assert len(str(caught.value).splitlines()) < 10
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_script_that_is_ended_takes_the_job_with_it(job, number):
     process = script(job, ENDLESS[1])
     while "epoch 1/" not in process.stderr.readline():
