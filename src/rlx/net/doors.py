@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import selectors
 import socket
 import time
@@ -25,7 +26,13 @@ STRANGER_S: Final = 5.0
 MAX_STRANGERS: Final = 256
 """How many unproven connections there may be at once. A real peer needs only milliseconds."""
 
+# A process that may open few descriptors keeps most of them for itself: rank 0 has two doors for a
+# while, and connects to its peers and reads its files behind them.
+_DESCRIPTORS_A_PLACE: Final = 4
+_FEWEST_PLACES: Final = 4
+
 _GIVE_UP_PLACE_S: Final = 0.5
+_LOOK_AGAIN_S: Final = 0.1
 _ACCEPTS_A_TURN: Final = 64
 _BACKLOG: Final = 4096
 _FIRST_RETRY_S: Final = 0.01
@@ -38,9 +45,18 @@ Ready = Callable[[], None]
 def dispatch(selector: selectors.BaseSelector, timeout_s: float) -> None:
     """Wait for readiness, at most `timeout_s`, and call what it is for."""
     for key, _ in selector.select(timeout_s):
-        # One call may close what a later key of the same batch stood for.
-        if key.fd in selector.get_map():
+        # One call may close what a later key of the same batch stood for, and the next connection
+        # may get its descriptor: the number alone does not say that it is still the same.
+        if selector.get_map().get(key.fd) is key:
             key.data()
+
+
+def places() -> int:
+    """How many unproven connections a door has room for, by the descriptors that there may be."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_STRANGERS
+    return min(MAX_STRANGERS, max(_FEWEST_PLACES, soft // _DESCRIPTORS_A_PLACE))
 
 
 class _Stranger:
@@ -74,7 +90,9 @@ class Door:
         self._judge = judge
         self._welcome = welcome
         self._strangers: dict[int, _Stranger] = {}
+        self._places = places()
         self._listening = True
+        self._look_again_s = 0.0
         self.dropped = 0
         listener.setblocking(False)
         listener.listen(_BACKLOG)
@@ -82,8 +100,8 @@ class Door:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_A_TURN):
-            if len(self._strangers) >= MAX_STRANGERS and not self._make_place():
-                self._listen(False)
+            if len(self._strangers) >= self._places and not self._make_place():
+                self._rest()
                 return
             try:
                 sock, _ = self._listener.accept()
@@ -92,7 +110,7 @@ class Door:
             except OSError as error:
                 # A stranger that is gone already is no matter; without descriptors, wait for some.
                 if error.errno in _OUT_OF_RESOURCES and not self._make_place():
-                    self._listen(False)
+                    self._rest()
                     return
                 continue
             sock.setblocking(False)
@@ -100,6 +118,11 @@ class Door:
             stranger = _Stranger(sock, talk, time.monotonic())
             self._strangers[sock.fileno()] = stranger
             self._selector.register(sock, selectors.EVENT_READ, lambda s=stranger: self._talk(s))
+
+    def _rest(self) -> None:
+        """Accept nobody until a stranger has gone or a while has passed: no busy loop meanwhile."""
+        self._look_again_s = time.monotonic() + _LOOK_AGAIN_S
+        self._listen(False)
 
     def _listen(self, listening: bool) -> None:
         if listening != self._listening:
@@ -156,8 +179,9 @@ class Door:
             if stranger.came_s > limit_s:
                 break  # They came in this order.
             self._drop(stranger)
-        has_place = len(self._strangers) < MAX_STRANGERS
-        if not self._listening and (has_place or self._oldest_with_time_enough()):
+        if self._listening or time.monotonic() < self._look_again_s:
+            return
+        if len(self._strangers) < self._places or self._oldest_with_time_enough():
             self._listen(True)
 
     def close(self) -> None:
@@ -210,7 +234,11 @@ class Knock:
         return self._pause_s
 
     def _connect(self) -> None:
-        sock = socket.socket(self._family, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(self._family, socket.SOCK_STREAM)
+        except OSError as error:
+            self._pause(error)  # No descriptor is free now; strangers who hold some will be gone.
+            return
         self._socket = sock
         sock.setblocking(False)
         self._talk = Proving(self._own, self._key, self._where)
