@@ -45,7 +45,7 @@ def resolve(address: Address) -> tuple[socket.AddressFamily, Address]:
     flags = socket.AI_NUMERICHOST if is_literal(host) else 0
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: it cannot be encoded, or holds a NUL.
         raise ConnectError(
             f"the host of {show_address(address)} cannot be resolved ({error}); give its IP address"
         ) from error

@@ -177,14 +177,16 @@ def _find_addresses(
 def _publish_table(world_size: int, store: StoreServer, deadline: Deadline) -> None:
     """Collect every rank's address; tell all of them, or else which ranks never came."""
     try:
-        lines = [
-            store.get(_address_key(peer), deadline=deadline).decode() for peer in range(world_size)
-        ]
+        published = [store.get(_address_key(peer), deadline=deadline) for peer in range(world_size)]
     except DeadlineExceeded as late:
         missing = _absent(world_size, store)
         text = "\n".join([_MISSING, *map(str, missing)])
         store.set(_TABLE_KEY, text.encode())
         raise _never_came(0, missing, deadline) from late
+    lines = [one.decode("utf-8", "replace") for one in published]
+    for peer, line in enumerate(lines):
+        if not _is_address_line(line):
+            raise Malformed(f"rank {peer} published {line[:80]!r}; expected host and port")
     store.set(_TABLE_KEY, "\n".join([_FOUND, *lines]).encode())
 
 
@@ -205,7 +207,7 @@ def _read_table(
     rank: int, world_size: int, table: bytes, store: Store, deadline: Deadline
 ) -> list[Address]:
     head, *lines = table.decode("utf-8", "replace").split("\n")
-    if head == _MISSING and all(map(str.isdecimal, lines)):
+    if head == _MISSING and all(_is_number(line, world_size) for line in lines):
         raise _never_came(rank, [int(line) for line in lines], deadline)
     if head != _FOUND or len(lines) != world_size:
         raise Malformed(f"rank 0 published {table[:80]!r} where addresses were expected")
@@ -213,14 +215,25 @@ def _read_table(
 
 
 def _read_address(line: str, store: Store) -> Address:
+    if not _is_address_line(line):
+        raise Malformed(f"a rank published {line[:80]!r}; expected host and port")
     host, _, port = line.rpartition(" ")
     if host == _AS_REACHED and isinstance(store, StoreClient):
         host = store.server_host
     elif host == _AS_REACHED:
         host = "0.0.0.0"  # Rank 0's own address, to which it never connects.
-    if not (is_literal(host) and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise Malformed(f"a rank published {line[:80]!r} where host and port were expected")
     return host, int(port)
+
+
+def _is_address_line(line: str) -> bool:
+    host, _, port = line.rpartition(" ")
+    is_host = host == _AS_REACHED or (line.isascii() and line.isprintable() and is_literal(host))
+    return is_host and _is_number(port, 1 << 16) and int(port) > 0
+
+
+def _is_number(text: str, below: int) -> bool:
+    """Whether this is a number as rlx writes it. Python refuses to convert very long ones."""
+    return text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) < below
 
 
 def _address_key(rank: int) -> str:

@@ -6,14 +6,23 @@ import selectors
 import socket
 import threading
 
-from rlx.errors import ConnectError, DeadlineExceeded, LimitExceeded, TransportError
+from rlx.errors import (
+    ConnectError,
+    DeadlineExceeded,
+    LimitExceeded,
+    Malformed,
+    TransportError,
+)
 from rlx.net.addresses import Address, show_address
 from rlx.net.auth import Channel, Facts
 from rlx.net.deadline import Deadline
 from rlx.net.doors import Knock, dispatch
 from rlx.net.store import (
+    ABSENT,
+    ANOTHER,
     ANSWER,
     DEFAULT_SET_S,
+    FULL,
     GET,
     HERE,
     MAX_VALUE_BYTES,
@@ -24,6 +33,33 @@ from rlx.net.store import (
     check_entry,
     raise_for,
 )
+
+
+class Answers:
+    """What came from the server: the bytes, and the answers in them."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes."""
+        self._received += data
+
+    def take(self) -> tuple[int, int, bytes] | None:
+        """Outcome, number and value of the next answer; one that no server gives is a WireError."""
+        if len(self._received) < ANSWER.size:
+            return None
+        outcome, size, number = ANSWER.unpack_from(self._received)
+        if outcome not in (HERE, ABSENT, ANOTHER, FULL) or (size and outcome != HERE):
+            raise Malformed(f"{self._where} gave an unknown answer {outcome} of {size} bytes")
+        if size > MAX_VALUE_BYTES:
+            raise LimitExceeded(f"{self._where} announced a value of {size} bytes")
+        if len(self._received) < ANSWER.size + size:
+            return None
+        value = bytes(self._received[ANSWER.size : ANSWER.size + size])
+        del self._received[: ANSWER.size + size]
+        return outcome, number, value
 
 
 class StoreClient(Store):
@@ -49,7 +85,7 @@ class StoreClient(Store):
     ) -> None:
         self._where = f"the coordinator at {show_address(address)}"
         self._lock = threading.Lock()
-        self._received = bytearray()
+        self._answers = Answers(self._where)
         self._number = 0
         self._closed = False
         own = Facts(rank, world_size, job, 0, Channel.STORE)
@@ -106,23 +142,15 @@ class StoreClient(Store):
     def _answer(self, deadline: Deadline) -> tuple[int, bytes]:
         """The answer to the last request. Answers to those that were given up are passed over."""
         while True:
-            outcome, size, number = ANSWER.unpack(self._take(ANSWER.size, deadline))
-            if size > MAX_VALUE_BYTES:
-                raise LimitExceeded(f"{self._where} announced a value of {size} bytes")
-            value = self._take(ANSWER.size + size, deadline)[ANSWER.size :]
-            del self._received[: ANSWER.size + size]
+            while (answer := self._answers.take()) is None:
+                self._socket.settimeout(max(0.001, deadline.remaining()))
+                data = self._socket.recv(1 << 16)
+                if not data:
+                    raise ConnectionResetError(0, "it closed the connection")
+                self._answers.feed(data)
+            outcome, number, value = answer
             if number == self._number:
                 return outcome, value
-
-    def _take(self, size: int, deadline: Deadline) -> bytes:
-        """The first `size` bytes that are received; they stay until the answer is whole."""
-        while len(self._received) < size:
-            self._socket.settimeout(max(0.001, deadline.remaining()))
-            data = self._socket.recv(1 << 16)
-            if not data:
-                raise ConnectionResetError(0, "it closed the connection")
-            self._received += data
-        return bytes(self._received[:size])
 
 
 def _connect(address: Address, own: Facts, key: bytes, deadline: Deadline) -> socket.socket:

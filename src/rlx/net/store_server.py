@@ -8,6 +8,7 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
+from collections import Counter, deque
 from typing import Final
 
 from rlx.errors import DeadlineExceeded, LimitExceeded, Malformed, TransportError, WireError
@@ -15,6 +16,7 @@ from rlx.net.addresses import Address
 from rlx.net.auth import Channel, Facts, Status
 from rlx.net.deadline import Deadline
 from rlx.net.doors import Door, dispatch
+from rlx.net.frames import drop_sent, pieces_for_one_call
 from rlx.net.linger import close_softly
 from rlx.net.store import (
     ABSENT,
@@ -35,13 +37,18 @@ from rlx.net.store import (
     raise_for,
 )
 
+# What one proven client, and one rank however often it connects, may ask for at once. A rank of
+# ours connects once and asks for one key at a time; one that gave up asking leaves a wait behind.
 _MAX_WAITS: Final = 1024
+_MAX_CLIENTS_A_RANK: Final = 8
+_WRITE_BYTES: Final = 1 << 18
+_WRITES_A_TURN: Final = 16
 _LOOK_S: Final = 0.5
 _LAST_ANSWERS_S: Final = 1.0
 _JOIN_S: Final = 4.0
 
 
-class _Table:
+class Table:
     """The values, and what they may take."""
 
     def __init__(self) -> None:
@@ -63,43 +70,67 @@ class _Table:
         return HERE
 
 
-class _Client:
-    """One proven client: what came of its next request, and the answers that wait to go out."""
+class Requests:
+    """What came from one client: the bytes, and the requests in them."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self.received = bytearray()
-        self.unsent = bytearray()
-        self.waits = 0
+    def __init__(self) -> None:
+        self._received = bytearray()
 
-    def take_request(self) -> tuple[int, int, bytes, bytes] | None:
+    def feed(self, data: bytes) -> None:
+        """Take bytes. They are bounded by taking all requests out before more is fed."""
+        self._received += data
+
+    def take(self) -> tuple[int, int, bytes, bytes] | None:
         """What, number, key and value of the next request; one over a limit is a WireError."""
-        if len(self.received) < REQUEST.size:
+        received = self._received
+        if len(received) < REQUEST.size:
             return None
-        what, key_bytes, value_bytes, number = REQUEST.unpack_from(self.received)
+        what, key_bytes, value_bytes, number = REQUEST.unpack_from(received)
         if what not in (SET, GET, PEEK) or (value_bytes and what != SET):
             raise Malformed(f"unknown request {what}")
         if not 0 < key_bytes <= MAX_KEY_BYTES or value_bytes > MAX_VALUE_BYTES:
             raise LimitExceeded(f"a key of {key_bytes} or a value of {value_bytes} bytes")
         key_end = REQUEST.size + key_bytes
-        if len(self.received) < key_end + value_bytes:
+        if len(received) < key_end + value_bytes:
             return None
-        key = bytes(self.received[REQUEST.size : key_end])
-        value = bytes(self.received[key_end : key_end + value_bytes])
-        del self.received[: key_end + value_bytes]
+        key = bytes(received[REQUEST.size : key_end])
+        value = bytes(received[key_end : key_end + value_bytes])
+        del received[: key_end + value_bytes]
         return what, number, key, value
 
+
+class _Client:
+    """One proven client: what came of its next request, and the answers that wait to go out."""
+
+    def __init__(self, sock: socket.socket, rank: int) -> None:
+        self.socket = sock
+        self.rank = rank
+        self.requests = Requests()
+        self.waits = 0
+        self.awaited: set[bytes] = set()
+        # Views of the table's own values: a client that asks for a large one many times over, and
+        # does not read, costs a few bytes an answer and not the value.
+        self._unsent: deque[memoryview] = deque()
+
     def answer(self, outcome: int, number: int, value: bytes = b"") -> None:
-        self.unsent += ANSWER.pack(outcome, len(value), number) + value
+        self._unsent.append(memoryview(ANSWER.pack(outcome, len(value), number)))
+        if value:
+            self._unsent.append(memoryview(value))
 
     def write(self) -> bool:
-        """Send what waits to go out; True when all of it is out. A broken connection raises."""
+        """Send of what waits to go out as much as one turn allows; True when all of it is out.
+
+        A broken connection raises.
+        """
         try:
-            while self.unsent:
-                del self.unsent[: self.socket.send(self.unsent)]
+            for _ in range(_WRITES_A_TURN):
+                if not self._unsent:
+                    return True
+                pieces = pieces_for_one_call(self._unsent, _WRITE_BYTES)
+                drop_sent(self._unsent, self.socket.sendmsg(pieces))
         except (BlockingIOError, InterruptedError):
             return False
-        return True
+        return not self._unsent
 
     def finish_writing(self) -> bool:
         """Send what is left and shut this direction; False where there is no room for it yet."""
@@ -123,11 +154,12 @@ class StoreServer(Store):
         self, listener: socket.socket, *, world_size: int, job: str = "", key: bytes = b""
     ) -> None:
         self.address: Address = listener.getsockname()
-        self._table = _Table()
+        self._table = Table()
         self._changed = threading.Condition()
         self._waiting: dict[bytes, list[tuple[_Client, int]]] = {}
         self._fresh: list[bytes] = []
         self._clients: set[_Client] = set()
+        self._clients_of: Counter[int] = Counter()
         self._closed = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -216,14 +248,16 @@ class StoreServer(Store):
         self._wake_reader.recv(4096)
 
     def _judge(self, peer: Facts) -> Status:
-        if 0 < peer.rank < peer.world_size and peer.channel == Channel.STORE:
-            return Status.WELCOME
-        return Status.NOT_EXPECTED
+        if not 0 < peer.rank < peer.world_size or peer.channel != Channel.STORE:
+            return Status.NOT_EXPECTED
+        full = self._clients_of[peer.rank] >= _MAX_CLIENTS_A_RANK
+        return Status.TAKEN if full else Status.WELCOME
 
     def _welcome(self, sock: socket.socket, peer: Facts) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client = _Client(sock)
+        client = _Client(sock, peer.rank)
         self._clients.add(client)
+        self._clients_of[peer.rank] += 1
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._ready(client))
 
     def _ready(self, client: _Client) -> None:
@@ -242,9 +276,9 @@ class StoreServer(Store):
             return
         if not data:
             raise ConnectionResetError("the client left")
-        client.received += data
+        client.requests.feed(data)
         with self._changed:
-            while (request := client.take_request()) is not None:
+            while (request := client.requests.take()) is not None:
                 self._handle(client, *request)
 
     def _handle(self, client: _Client, what: int, number: int, key: bytes, value: bytes) -> None:
@@ -260,6 +294,7 @@ class StoreServer(Store):
             raise LimitExceeded("a client waits for too many keys at once")
         else:
             client.waits += 1
+            client.awaited.add(key)
             self._waiting.setdefault(key, []).append((client, number))
 
     def _write(self, client: _Client) -> None:
@@ -275,19 +310,25 @@ class StoreServer(Store):
                 value = self._table.get(key)
                 assert value is not None
                 for client, number in self._waiting.pop(key, ()):
-                    if client in self._clients:
-                        client.waits -= 1
-                        client.answer(HERE, number, value)
-                        touched.append(client)
+                    client.waits -= 1
+                    client.awaited.discard(key)
+                    client.answer(HERE, number, value)
+                    touched.append(client)
             self._fresh.clear()
-        for client in touched:
+        for client in dict.fromkeys(touched):
             try:
                 self._write(client)
             except OSError:
                 self._drop(client)
 
     def _drop(self, client: _Client) -> None:
-        if client in self._clients:
-            self._clients.discard(client)
-            self._selector.unregister(client.socket)
-            client.socket.close()
+        if client not in self._clients:
+            return
+        self._clients.discard(client)
+        self._clients_of[client.rank] -= 1
+        self._selector.unregister(client.socket)
+        client.socket.close()
+        for key in client.awaited:
+            left = [wait for wait in self._waiting.pop(key) if wait[0] is not client]
+            if left:
+                self._waiting[key] = left
