@@ -8,9 +8,12 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from rlx.net.auth import Facts, Proving
+from rlx.net.auth import Channel, Facts, Proving
+from rlx.net.tcp import TcpTransport
 
 ESTABLISHED = "01"
 LISTENING = "0A"
@@ -105,3 +108,36 @@ def memory_bytes(pid: int | str = "self") -> int:
     """A process's resident memory."""
     pages = int((Path("/proc") / str(pid) / "statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class ProvenPeer:
+    """Bare sockets that have proved themselves to rank 0 as one of its peers."""
+
+    def __init__(self, address: tuple, rank: int, world_size: int, key: bytes = b"") -> None:
+        self.data = shake(address, Facts(rank, world_size, "", 0, Channel.DATA), key)
+        self.control = shake(address, Facts(rank, world_size, "", 0, Channel.CONTROL), key)
+
+    def close(self) -> None:
+        self.data.close()
+        self.control.close()
+
+
+@contextlib.contextmanager
+def proven_peers(
+    world_size: int = 2, **options: Any
+) -> Iterator[tuple[TcpTransport, list[ProvenPeer]]]:
+    """Rank 0 as a transport, and the others as bare sockets, in rank order."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    addresses = [listener.getsockname()] * world_size
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(
+            TcpTransport.from_listener, 0, world_size, listener, addresses, **options
+        )
+        peers = [ProvenPeer(addresses[0], rank, world_size) for rank in range(1, world_size)]
+        victim = coming.result(20)
+    try:
+        yield victim, peers
+    finally:
+        for peer in peers:
+            peer.close()
+        victim.close()

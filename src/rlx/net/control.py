@@ -48,33 +48,53 @@ def pack(kind: int, content: bytes = b"") -> bytes:
     return _HEAD.pack(_MAGIC, _VERSION, kind, len(content)) + content
 
 
+class Messages:
+    """What came from one peer: the bytes, and the control messages in them."""
+
+    def __init__(self, peer: int, world_size: int) -> None:
+        self._peer = peer
+        self._world_size = world_size
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes. They are bounded by taking all messages out before more is fed."""
+        self._received += data
+
+    def take(self) -> tuple[int, Notice | None] | None:
+        """Kind of the next whole message, and its notice; one that no rank sends is a WireError."""
+        received = self._received
+        if len(received) < _HEAD.size:
+            return None
+        magic, version, kind, size = _HEAD.unpack_from(received)
+        if magic != _MAGIC or kind not in (_HEARTBEAT, _NOTICE, _GOODBYE):
+            raise Malformed(f"rank {self._peer} sent an unknown control message")
+        if version != _VERSION:
+            raise UnknownVersion(f"rank {self._peer} sent a control message of version {version}")
+        if size > (MAX_NOTICE_BYTES if kind == _NOTICE else 0):
+            raise LimitExceeded(f"rank {self._peer} sent a control message of {size} bytes")
+        if len(received) < _HEAD.size + size:
+            return None
+        content = bytes(received[_HEAD.size : _HEAD.size + size])
+        del received[: _HEAD.size + size]
+        return kind, self._notice(content) if kind == _NOTICE else None
+
+    def _notice(self, content: bytes) -> Notice:
+        try:
+            return Notice.decode(content, self._world_size)
+        except WireError as error:
+            raise type(error)(f"rank {self._peer} sent {error}") from error
+
+
 class _Peer:
     """One control connection. `heard_s` is None until the peer's transport is whole."""
 
-    def __init__(self, rank: int, sock: socket.socket) -> None:
+    def __init__(self, rank: int, world_size: int, sock: socket.socket) -> None:
         self.rank = rank
         self.socket = sock
         self.heard_s: float | None = None
         self.finished = False
-        self.received = bytearray()
+        self.messages = Messages(rank, world_size)
         self.unsent = bytearray()
-
-    def take_message(self) -> tuple[int, bytes] | None:
-        """The next whole message; a message that no rank sends is a WireError."""
-        if len(self.received) < _HEAD.size:
-            return None
-        magic, version, kind, size = _HEAD.unpack_from(self.received)
-        if magic != _MAGIC or kind not in (_HEARTBEAT, _NOTICE, _GOODBYE):
-            raise Malformed(f"rank {self.rank} sent an unknown control message")
-        if version != _VERSION:
-            raise UnknownVersion(f"rank {self.rank} sent a control message of version {version}")
-        if size > (MAX_NOTICE_BYTES if kind == _NOTICE else 0):
-            raise LimitExceeded(f"rank {self.rank} sent a control message of {size} bytes")
-        if len(self.received) < _HEAD.size + size:
-            return None
-        content = bytes(self.received[_HEAD.size : _HEAD.size + size])
-        del self.received[: _HEAD.size + size]
-        return kind, content
 
     def write(self) -> None:
         """Send what waits to go out, as far as there is room."""
@@ -109,11 +129,10 @@ class Control:
         heartbeat_s: float,
         reports: Reports,
     ) -> None:
-        self._world_size = world_size
         self._heartbeat_s = heartbeat_s
         self._beat_s = heartbeat_s / _BEATS_A_SILENCE
         self._reports = reports
-        self._peers = [_Peer(peer, sock) for peer, sock in connections.items()]
+        self._peers = [_Peer(peer, world_size, sock) for peer, sock in connections.items()]
         self._last_word: bytes | None = None
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -199,7 +218,7 @@ class Control:
                 if ended:
                     break
                 if not peer.finished:
-                    peer.received += data
+                    peer.messages.feed(data)
                     self._handle(peer)
         except (BlockingIOError, InterruptedError):
             pass  # All that has come is read.
@@ -207,17 +226,17 @@ class Control:
             ended = True
         except WireError as error:
             self._lose(peer, f"{error}; its control connection is closed")
+            self._hang_up(peer)
         if ended and not peer.finished:
             self._lose(peer, f"rank {peer.rank} died: its connection ended without a goodbye")
         elif ended:
             self._forget(peer)
 
     def _handle(self, peer: _Peer) -> None:
-        while not peer.finished and (message := peer.take_message()) is not None:
-            kind, content = message
+        while not peer.finished and (message := peer.messages.take()) is not None:
+            kind, notice = message
             peer.heard_s = time.monotonic()
-            if kind == _NOTICE:
-                notice = Notice.decode(content, self._world_size)
+            if notice is not None:
                 peer.finished = True
                 self._reports.fail(notice)
             elif kind == _GOODBYE:
@@ -228,6 +247,11 @@ class Control:
         peer.finished = True
         self._forget(peer)
         self._reports.fail(Notice.of_loss(peer.rank, message))
+
+    def _hang_up(self, peer: _Peer) -> None:
+        """Close the connection of a peer to which there is nothing more to say."""
+        self._peers.remove(peer)
+        peer.socket.close()
 
     def _forget(self, peer: _Peer) -> None:
         if peer.socket.fileno() in self._selector.get_map():
