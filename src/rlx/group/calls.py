@@ -54,12 +54,23 @@ def disagreement(
     own = call.stamp().decode()
     said = dict.fromkeys(range(world_size), own)
     for mismatch in mismatches:
-        said[mismatch.peer] = mismatch.stamp.decode(errors="replace")
+        said[mismatch.peer] = _said(mismatch, own)
     lines = [f"  rank {ranks}: {text}" for text, ranks in _by_text(said).items()]
     return DisagreementError(
         "\n".join([f"ranks called different collectives at call {call.number}:", *lines])
         + f"\n(rank {rank} reports; make all ranks call the same collectives in the same order)"
     )
+
+
+def _said(mismatch: Mismatch, own: str) -> str:
+    """What a peer sent, told apart from this rank's own call even where both have one stamp."""
+    stamp = mismatch.stamp.decode(errors="replace")
+    if mismatch.stamp == mismatch.expected_stamp:
+        return f"{stamp} in {mismatch.bytes} bytes, where {mismatch.expected_bytes} were expected"
+    if stamp == own:
+        expected = mismatch.expected_stamp.decode(errors="replace").partition(": ")[0]
+        return f"{stamp} once more, where {expected} was expected"
+    return stamp
 
 
 def _by_text(said: Mapping[int, str]) -> dict[str, str]:
