@@ -30,6 +30,9 @@ _BEATS_A_SILENCE: Final = 5
 _READ_BYTES: Final = 64 * 1024
 _READS_A_TURN: Final = 16
 _LAST_WORD_S: Final = 1.0
+# How much longer a peer may take for its first heartbeat. It sends none before it has all its own
+# connections, but once this rank has all of its, every rank is there and connecting.
+FIRST_WORD_S: Final = 30.0
 _JOIN_S: Final = 4.0
 
 
@@ -86,7 +89,7 @@ class Messages:
 
 
 class _Peer:
-    """One control connection. `heard_s` is None until the peer's transport is whole."""
+    """One control connection. `heard_s` is None until the peer's first heartbeat has come."""
 
     def __init__(self, rank: int, world_size: int, sock: socket.socket) -> None:
         self.rank = rank
@@ -129,11 +132,13 @@ class Control:
         heartbeat_s: float,
         reports: Reports,
     ) -> None:
+        self._rank = rank
         self._heartbeat_s = heartbeat_s
         self._beat_s = heartbeat_s / _BEATS_A_SILENCE
         self._reports = reports
         self._peers = [_Peer(peer, world_size, sock) for peer, sock in connections.items()]
         self._last_word: bytes | None = None
+        self._first_words_end_s = float("inf")
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._selector = selectors.DefaultSelector()
@@ -174,6 +179,7 @@ class Control:
 
     def _watch(self) -> None:
         next_beat_s = time.monotonic()
+        self._first_words_end_s = next_beat_s + FIRST_WORD_S + self._heartbeat_s
         while self._last_word is None:
             now = time.monotonic()
             if now >= next_beat_s:
@@ -195,17 +201,22 @@ class Control:
 
     def _judge_silence(self, late_s: float) -> None:
         now = time.monotonic()
-        for peer in self._peers:
-            if peer.finished or peer.heard_s is None:
-                continue
+        if late_s > self._beat_s:
             # This process itself was stopped for a while: what the peers sent meanwhile may be
             # unread, so the silence is nobody's fault yet.
-            if late_s > self._beat_s:
-                peer.heard_s = now
-            elif now - peer.heard_s > self._heartbeat_s:
+            self._first_words_end_s += late_s
+            for peer in self._peers:
+                peer.heard_s = None if peer.heard_s is None else now
+            return
+        for peer in self._peers:
+            end_s = self._first_words_end_s
+            if peer.heard_s is not None:
+                end_s = peer.heard_s + self._heartbeat_s
+            if not peer.finished and now > end_s:
+                silent_s = self._heartbeat_s + (FIRST_WORD_S if peer.heard_s is None else 0)
                 self._lose(
                     peer,
-                    f"rank {peer.rank} sent no heartbeat for {self._heartbeat_s:g} s: "
+                    f"rank {peer.rank} sent no heartbeat for {silent_s:g} s: "
                     "it is frozen, or its host or network is gone",
                 )
 
@@ -238,10 +249,17 @@ class Control:
             peer.heard_s = time.monotonic()
             if notice is not None:
                 peer.finished = True
-                self._reports.fail(notice)
+                self._reports.fail(self._judged(notice, peer.rank))
             elif kind == _GOODBYE:
                 peer.finished = True
                 self._reports.peer_left(peer.rank)
+
+    def _judged(self, notice: Notice, teller: int) -> Notice:
+        """A rank that is told of its own death knows better: the link to it has failed."""
+        if notice.lost and notice.blamed == self._rank:
+            text = f"rank {teller} takes rank {self._rank} for lost, which lives: {notice.message}"
+            return Notice.of_loss(self._rank, text)
+        return notice
 
     def _lose(self, peer: _Peer, message: str) -> None:
         peer.finished = True

@@ -23,6 +23,7 @@ from net_tcp_kit import (
 )
 
 from rlx.errors import ClosedError, DeadlineExceeded, PeerLost, RemoteError
+from rlx.net import control as control_module
 from rlx.net import engine as engine_module
 from rlx.net.control import _GOODBYE, _HEARTBEAT, _NOTICE, pack
 from rlx.net.notices import MAX_NOTICE_BYTES, Notice
@@ -89,6 +90,21 @@ def test_a_frozen_process_is_lost_after_the_heartbeat_time_and_a_busy_one_is_not
         assert error.rank == 2
         assert "no heartbeat for 1 s" in str(error)
         assert 0.5 < seconds < 3
+
+
+@pytest.mark.parametrize("first_word_s", [0.3, 30.0])
+def test_a_peer_that_never_sent_a_heartbeat_is_lost_too_after_a_longer_time(
+    monkeypatch, first_word_s
+):
+    """With its counter-test: by then it may still be joining."""
+    monkeypatch.setattr(control_module, "FIRST_WORD_S", first_word_s)
+    with raw_peer(heartbeat_s=0.2) as (first, _):
+        error = error_of(lambda: receive(first, 1, 1, 1, seconds=1.2))
+        if first_word_s < 1:
+            assert isinstance(error, PeerLost), error
+            assert "rank 1 sent no heartbeat for 0.5 s" in str(error)
+        else:
+            assert isinstance(error, DeadlineExceeded), error
 
 
 def test_a_rank_that_was_frozen_itself_blames_nobody_for_that_time():
