@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlx.testing.links import SURVIVABLE_LINK_FAULTS, LinkFault, LinkFaultKind
     from rlx.testing.outcomes import Failure, Outcome, named_by, summary, watch_ranks
     from rlx.testing.processes import RankProcesses
-    from rlx.testing.proxy import FaultProxy, Route, proxied
+    from rlx.testing.proxy import FaultProxy, Route, proxied, proxied_mesh
 
 _HOME = {
     "SURVIVABLE": "faults",
@@ -33,6 +33,7 @@ _HOME = {
     "Route": "proxy",
     "named_by": "outcomes",
     "proxied": "proxy",
+    "proxied_mesh": "proxy",
     "summary": "outcomes",
     "watch_ranks": "outcomes",
 }
@@ -55,6 +56,7 @@ __all__ = [
     "make_mesh",
     "named_by",
     "proxied",
+    "proxied_mesh",
     "run_on_mesh",
     "run_ranks",
     "summary",

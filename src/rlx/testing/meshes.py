@@ -8,13 +8,14 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from rlx.errors import UsageError
 from rlx.group import ProcessGroup
 from rlx.net import Deadline, MemoryTransport, NetTransport, TcpTransport
 
 T = TypeVar("T")
+Address: TypeAlias = tuple[Any, ...]
 
 WATCHDOG_S = 60.0
 
@@ -28,18 +29,26 @@ def make_mesh(kind: str, world_size: int) -> list[NetTransport]:
         return list(MemoryTransport.mesh(world_size))
     if kind not in ("tcp", "sockets"):
         raise UsageError(f"a mesh is 'memory', 'tcp' or 'sockets'; got {kind!r}")
+    return list(tcp_mesh(world_size, shared_memory=kind == "tcp"))
+
+
+def tcp_mesh(
+    world_size: int,
+    route: Callable[[list[Address]], list[list[Address]]] | None = None,
+    **options: Any,
+) -> list[TcpTransport]:
+    """A mesh over loopback; `options` are those of `TcpTransport.from_listener`.
+
+    `route` turns the addresses at which the ranks listen into those that each rank is given.
+    """
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(world_size)]
     addresses = [listener.getsockname() for listener in listeners]
+    given = [addresses] * world_size if route is None else route(addresses)
     deadline = Deadline(WATCHDOG_S)
 
-    def join(rank: int) -> NetTransport:
+    def join(rank: int) -> TcpTransport:
         return TcpTransport.from_listener(
-            rank,
-            world_size,
-            listeners[rank],
-            addresses,
-            shared_memory=kind == "tcp",
-            deadline=deadline,
+            rank, world_size, listeners[rank], given[rank], deadline=deadline, **options
         )
 
     with ThreadPoolExecutor(world_size) as pool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 import time
 import traceback
@@ -146,4 +147,8 @@ def _ending(one: Outcome | None) -> str:
         return f"{one.failure.kind}: {one.failure.message}"
     if one.finished:
         return "finished"
-    return "has not ended" if one.status is None else f"ended with status {one.status}"
+    if one.status is None:
+        return "has not ended"
+    if one.status < 0:
+        return f"was ended by {signal.Signals(-one.status).name}"
+    return f"ended with status {one.status} and without a word"

@@ -20,7 +20,7 @@ from rlx import job
 from rlx.errors import UsageError
 from rlx.group import ProcessGroup
 from rlx.net import Deadline, TcpTransport
-from rlx.testing.outcomes import failure_of
+from rlx.testing.outcomes import Failure, failure_of
 
 
 def main() -> int:
@@ -28,20 +28,22 @@ def main() -> int:
     job.tie_to_launcher(os.environ)
     job.pin_blas(os.environ)
     task = json.loads(sys.argv[1])
+    failures: list[Failure] = []
     report: dict[str, Any] = {"finished": False, "result": None, "failure": None}
     try:
-        report["result"] = json.loads(json.dumps(_run(task)))
+        report["result"] = json.loads(json.dumps(_run(task, failures)))
         report["finished"] = True
     except BaseException as error:  # the rank's outermost edge
-        failure = failure_of(error)
-        report["failure"] = asdict(failure)
-        sys.stderr.write(failure.traceback)
+        first = failures[0] if failures else failure_of(error)
+        report["failure"] = asdict(first)
+        sys.stderr.write(first.traceback)
     with os.fdopen(task["report_fd"], "w") as pipe:
         pipe.write(json.dumps(report) + "\n")
     return 0 if report["finished"] else 1
 
 
-def _run(task: dict[str, Any]) -> Any:
+def _run(task: dict[str, Any], failures: list[Failure]) -> Any:
+    """The function's result. Its error is noted as it is raised, before the others are told."""
     transport = TcpTransport.from_listener(
         task["rank"],
         task["world_size"],
@@ -51,8 +53,12 @@ def _run(task: dict[str, Any]) -> Any:
         deadline=Deadline(task["join_s"]),
     )
     with ProcessGroup(transport, deadline=task["deadline_s"]) as group:
-        # Users' modules load inside, so that what goes wrong in them is told to the others.
-        return _function(task["function"])(group, *task["arguments"])
+        try:
+            # Users' modules load inside, so that what goes wrong in them is told to the others.
+            return _function(task["function"])(group, *task["arguments"])
+        except BaseException as error:
+            failures.append(failure_of(error))
+            raise
 
 
 def _function(target: str) -> Callable[..., Any]:

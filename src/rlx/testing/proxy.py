@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlx.errors import ClosedError, ConnectError
+from rlx.errors import ClosedError
+from rlx.net import TcpTransport
 from rlx.testing.flows import Flow, reset
 from rlx.testing.links import LinkFault, LinkFaultKind
+from rlx.testing.meshes import Address, tcp_mesh
 
 _LONGEST_SLEEP_S: Final = 1.0
 _JOIN_S: Final = 10.0
@@ -26,7 +28,7 @@ _WRITE: Final = selectors.EVENT_WRITE
 class Route:
     """One proxied link. Connect to `address` instead of to the target."""
 
-    def __init__(self, proxy: FaultProxy, target: tuple[Any, ...], listener: socket.socket) -> None:
+    def __init__(self, proxy: FaultProxy, target: Address, listener: socket.socket) -> None:
         self.address: tuple[str, int] = listener.getsockname()
         self.happened_s: float | None = None
         self.passed_bytes = 0
@@ -156,7 +158,7 @@ class FaultProxy:
         self._thread = threading.Thread(target=self._run, name="rlx-fault-proxy", daemon=True)
         self._thread.start()
 
-    def route(self, target: tuple[Any, ...]) -> Route:
+    def route(self, target: Address) -> Route:
         """A new link to the listener at `target`."""
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
@@ -312,26 +314,35 @@ class FaultProxy:
 
 
 def proxied(
-    proxy: FaultProxy, addresses: list[tuple[Any, ...]]
-) -> tuple[list[list[tuple[Any, ...]]], dict[tuple[int, int], Route]]:
+    proxy: FaultProxy, addresses: list[Address]
+) -> tuple[list[list[Address]], dict[tuple[int, int], Route]]:
     """Put a route on every link of a mesh whose ranks listen at `addresses`.
 
     Returns the addresses to give to each rank, and the routes by (higher rank, lower rank): the
     higher rank of a link is the one that connects.
-
-    Raises
-    ------
-    ConnectError
-        The system has no port left for a route.
     """
     given = [list(addresses) for _ in addresses]
     routes = {}
     for rank in range(len(addresses)):
         for peer in range(rank):
-            try:
-                route = proxy.route(addresses[peer])
-            except OSError as error:
-                raise ConnectError(f"no route to rank {peer}: {error.strerror}") from error
+            route = proxy.route(addresses[peer])
             routes[rank, peer] = route
             given[rank][peer] = route.address
     return given, routes
+
+
+def proxied_mesh(
+    proxy: FaultProxy, world_size: int, **options: Any
+) -> tuple[list[TcpTransport], dict[tuple[int, int], Route]]:
+    """The transports of ranks that are threads, and a route for each link, as `proxied` has them.
+
+    `options` are those of `TcpTransport.from_listener`.
+    """
+    routes: dict[tuple[int, int], Route] = {}
+
+    def route(addresses: list[Address]) -> list[list[Address]]:
+        given, found = proxied(proxy, addresses)
+        routes.update(found)
+        return given
+
+    return tcp_mesh(world_size, route, **options), routes
