@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.errors import DeadlineExceeded, DisagreementError, PeerLost, RemoteError
+from rlx.errors import DeadlineExceeded, DisagreementError, PeerLost, RemoteError, WireError
 from rlx.net import Deadline, NetTransport
 
 _DISAGREEING_RANK = re.compile(r"^  rank (\d+): ", re.MULTILINE)
+_SENDER = re.compile(r"^rank (\d+) (?:sent|announced)")
 _MISSING_RANK = re.compile(r"for rank (\d+)|; rank (\d+): ")
 
 
@@ -51,21 +52,30 @@ class Outcome:
 def named_by(error: BaseException) -> tuple[int, ...]:
     """The ranks that an error names as the cause; none where it names nobody.
 
-    A `DeadlineExceeded` that another rank passed on names whom that rank waited for. Of a
-    disagreement these are the ranks that stand alone with their call.
+    Of a disagreement these are the ranks that stand alone with their call. A disagreement or a
+    deadline that another rank passed on names whom that rank named, and not that rank.
     """
     if isinstance(error, PeerLost):
         return (error.rank,)
     if isinstance(error, RemoteError):
-        if error.kind == DeadlineExceeded.__name__:
-            found = {int(one or other) for one, other in _MISSING_RANK.findall(error.message)}
-            return tuple(sorted(found)) or (error.rank,)
-        return (error.rank,)
+        return _named_in(error.kind, error.message) or (error.rank,)
     if isinstance(error, DeadlineExceeded):
         return error.peers
+    if isinstance(error, WireError):
+        return tuple(int(rank) for rank in _SENDER.findall(str(error)))
     if isinstance(error, DisagreementError):
-        return tuple(sorted(int(rank) for rank in _DISAGREEING_RANK.findall(str(error))))
+        return _named_in(DisagreementError.__name__, str(error))
     return ()
+
+
+def _named_in(kind: str, message: str) -> tuple[int, ...]:
+    """Whom the text of a disagreement or of a missed deadline names."""
+    found: set[str] = set()
+    if kind == DisagreementError.__name__:
+        found = set(_DISAGREEING_RANK.findall(message))
+    if kind == DeadlineExceeded.__name__:
+        found = {one or other for one, other in _MISSING_RANK.findall(message)}
+    return tuple(sorted(map(int, found)))
 
 
 def failure_of(error: BaseException) -> Failure:

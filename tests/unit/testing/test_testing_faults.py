@@ -8,7 +8,14 @@ import time
 import numpy as np
 import pytest
 
-from rlx.errors import DeadlineExceeded, DisagreementError, PeerLost, RemoteError, UsageError
+from rlx.errors import (
+    DeadlineExceeded,
+    DisagreementError,
+    Malformed,
+    PeerLost,
+    RemoteError,
+    UsageError,
+)
 from rlx.group import ProcessGroup
 from rlx.net import Deadline, Incoming, Outgoing
 from rlx.testing import (
@@ -187,6 +194,8 @@ def test_messages_of_one_tag_keep_their_order_when_others_are_shuffled():
             (3,),
         ),
         (DisagreementError("ranks called:\n  rank 0, 2: x\n  rank 1: y"), (1,)),
+        (RemoteError(0, "DisagreementError", "ranks called:\n  rank 0, 2: x\n  rank 1: y"), (1,)),
+        (Malformed("rank 2 sent b'r(' where a frame starts"), (2,)),
         (ValueError("rank 1"), ()),
     ],
 )
