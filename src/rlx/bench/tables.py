@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import rlx
+from rlx.bench.rounds import Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,13 @@ def as_table(rows: Sequence[Row]) -> str:
         lines.append(
             f"{row.name:{width}}  {row.median_s * 1e6:9.1f} {low:8.1f} {high:8.1f}  {ratio}"
         )
-    return "\n".join([*lines, _machine(), ""])
+    return "\n".join([*lines, machine(), ""])
 
 
 def as_json(rows: Sequence[Row]) -> str:
     """The same as one line of JSON, with every measurement."""
     plain: dict[str, Any] = {
-        "machine": _machine(),
+        "machine": machine(),
         "rows": [
             {
                 "name": row.name,
@@ -74,8 +76,69 @@ def as_json(rows: Sequence[Row]) -> str:
     return json.dumps(plain) + "\n"
 
 
-def _machine() -> str:
+def aligned(lines: Sequence[Sequence[str]], *, left: int) -> str:
+    """Columns as wide as what they hold; the first `left` begin, and the others end, in line."""
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+    text = ""
+    for line in lines:
+        cells = [
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        text += "  ".join(cells).rstrip() + "\n"
+    return text
+
+
+def footnotes(notes: Sequence[str], about: Mapping[str, str], lost: Mapping[str, str]) -> str:
+    """What stands below a table: how it was measured, and who is not in it."""
+    versions = [f"{name}: {version}" for name, version in about.items() if version]
+    missing = [f"{name}: {reason}" for name, reason in lost.items()]
+    return "\n".join([*missing, *notes, *versions, machine(), ""])
+
+
+def dumped(
+    what: str, ranks: int, about: Mapping[str, str], lost: Mapping[str, str], rows: Any
+) -> str:
+    """A run as one line of JSON. `contenders` has their versions; `lost` says who is missing."""
+    plain = {
+        "what": what,
+        "machine": machine(),
+        "ranks": ranks,
+        "contenders": about,
+        "lost": lost,
+        "rows": rows,
+    }
+    return json.dumps(plain) + "\n"
+
+
+def summary(samples: Samples) -> dict[str, Any]:
+    """What JSON says of the calls of one contender at one thing, in seconds."""
+    return {
+        "median_s": samples.median_s,
+        "quartiles_s": list(samples.quartiles_s),
+        "best_s": min(samples.all),
+        "calls": len(samples.all),
+        "round_medians_s": [statistics.median(calls) for calls in samples.rounds],
+    }
+
+
+def bytes_shown(size: int) -> str:
+    """A size as people say it: 4 KiB, 64 MiB; nothing for none."""
+    for power, unit in ((20, "MiB"), (10, "KiB")):
+        if size and size % (1 << power) == 0:
+            return f"{size >> power} {unit}"
+    return f"{size} B" if size else ""
+
+
+def microseconds(seconds: float) -> str:
+    """Microseconds, to a tenth below a thousand."""
+    value = seconds * 1e6
+    return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def machine() -> str:
+    """What was measured, and on what."""
     return (
         f"rlx {rlx.__version__}, numpy {np.__version__}, Python {platform.python_version()}, "
-        f"{platform.system()} {platform.release()} {platform.machine()}"
+        f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores"
     )

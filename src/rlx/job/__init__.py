@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from rlx.job.run import Request, is_coordinator, run_job
     from rlx.job.script import launch
     from rlx.job.settings import REQUIRED, SECTIONS, Setting
-    from rlx.job.tether import tie_to_launcher
+    from rlx.job.tether import LAUNCHER_VARIABLE, tie_to_launcher
     from rlx.job.voice import progress_stream, result_stream
 
 _HOME = {
+    "LAUNCHER_VARIABLE": "tether",
     "JobConfig": "config",
     "Request": "run",
     "Role": "place",
@@ -44,6 +45,7 @@ _HOME = {
 }
 
 __all__ = [
+    "LAUNCHER_VARIABLE",
     "REQUIRED",
     "SECTIONS",
     "JobConfig",

@@ -24,7 +24,7 @@ from rlx.net.transport import (
 if TYPE_CHECKING:
     from rlx.net.launch import Place, find_place, parse_address
     from rlx.net.memory import MemoryTransport
-    from rlx.net.mpi import MpiTransport, refuse_split_world
+    from rlx.net.mpi import MpiTransport, load_mpi, refuse_split_world
     from rlx.net.rendezvous import join_mesh
     from rlx.net.tcp import TcpTransport
 
@@ -35,6 +35,7 @@ _LAZY = {
     "TcpTransport": "rlx.net.tcp",
     "find_place": "rlx.net.launch",
     "join_mesh": "rlx.net.rendezvous",
+    "load_mpi": "rlx.net.mpi",
     "parse_address": "rlx.net.launch",
     "refuse_split_world": "rlx.net.mpi",
 }
@@ -58,6 +59,7 @@ __all__ = [
     "TcpTransport",
     "find_place",
     "join_mesh",
+    "load_mpi",
     "parse_address",
     "refuse_split_world",
 ]
