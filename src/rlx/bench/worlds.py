@@ -22,7 +22,8 @@ from rlx.net import Deadline
 
 START_S = 90.0
 ANSWER_S = 180.0
-STOP_S = 5.0
+_STOP_S = 5.0
+_LOST_STOP_S = 0.5
 _END_S = 2.0
 _LOOK_S = 0.2
 _PATH_LIMIT_BYTES = 107  # sockaddr_un, linux/un.h
@@ -44,6 +45,7 @@ class World:
         self.name = name
         self.about = ""
         self._ranks = ranks
+        self._patience_s = _LOST_STOP_S
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lines: dict[int, Lines] = {}
         self._waiting: list[Lines] = []  # connected, rank not known yet
@@ -95,7 +97,7 @@ class World:
         for lines in self._lines.values():
             with contextlib.suppress(OSError):
                 lines.send({"do": "stop"})
-        self._await_end(STOP_S if len(self._lines) == self._ranks else 0.0)
+        self._await_end(self._patience_s)
         for lines in (*self._lines.values(), *self._waiting):
             lines.close()
         # mpirun ends its ranks when it is asked to end, and cannot when it is killed.
@@ -114,6 +116,7 @@ class World:
         try:
             yield
         except (EOFError, OSError, LimitExceeded, ValueError, RlxError) as error:
+            self._patience_s = _LOST_STOP_S
             reason = self._reason(error)
             self.close()
             raise WorldLost(reason) from error
@@ -172,6 +175,7 @@ class World:
             "token": secrets.token_hex(32),
         }
         self.about = self.ask_all(message, deadline)[0]["ready"]
+        self._patience_s = _STOP_S
 
     def _answers(self, ranks: list[int], deadline: Deadline) -> list[Message]:
         return self._collect([self._lines[rank] for rank in ranks], deadline)
