@@ -99,4 +99,5 @@ def _complain(error: Exception, debug: bool) -> None:
     if debug or not isinstance(error, RlxError):
         traceback.print_exception(error)
     if isinstance(error, RlxError):
-        sys.stderr.write(f"rlx: error: {error}\n")
+        where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        sys.stderr.write(f"rlx: error: {error}{where}\n")

@@ -190,6 +190,9 @@ class ProcessGroup(Shuffles):
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
+            if self.world_size > 1:
+                # Several ranks may print to one place: a traceback says whose it is.
+                error.add_note(f"on rank {self.rank} of {self.world_size}")
             self.abort(error)
         self.close()
 

@@ -27,7 +27,7 @@ INLINE_BYTES = 1 << 17
 
 Copying it in and out costs no more than the messages, and the waits for them, that it saves. Taken
 alternately in one run on a host with two cores: an all-reduce of 256 KiB on two ranks took 181 us
-with it and 191 us as pieces, one of 512 KiB on four ranks 4.9 ms with either (a busy host).
+with it and 191 us as pieces; one of 512 KiB on four ranks varied too much to tell.
 """
 
 CHUNK_BYTES = 1 << 30

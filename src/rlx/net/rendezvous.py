@@ -171,7 +171,9 @@ def _find_addresses(
         table = store.get(_TABLE_KEY, deadline=deadline)
     except DeadlineExceeded as late:
         raise _never_came(rank, _absent(world_size, store), deadline) from late
-    return _read_table(rank, world_size, table, store, deadline)
+    # Rank 0 never connects to its own address.
+    reached = store.server_host if isinstance(store, StoreClient) else "0.0.0.0"
+    return read_table(rank, world_size, table, reached, deadline)
 
 
 def _publish_table(world_size: int, store: StoreServer, deadline: Deadline) -> None:
@@ -203,26 +205,26 @@ def _absent(world_size: int, store: Store) -> list[int]:
         return [0]  # The store itself is silent, and it is rank 0's.
 
 
-def _read_table(
-    rank: int, world_size: int, table: bytes, store: Store, deadline: Deadline
+def read_table(
+    rank: int, world_size: int, table: bytes, reached: str, deadline: Deadline
 ) -> list[Address]:
+    """Every rank's address, from what rank 0 published; `reached` is where it was reached itself.
+
+    Raises `DeadlineExceeded` where the table says who never came, `Malformed` where it is no table.
+    """
     head, *lines = table.decode("utf-8", "replace").split("\n")
     if head == _MISSING and all(_is_number(line, world_size) for line in lines):
         raise _never_came(rank, [int(line) for line in lines], deadline)
     if head != _FOUND or len(lines) != world_size:
         raise Malformed(f"rank 0 published {table[:80]!r} where addresses were expected")
-    return [_read_address(line, store) for line in lines]
+    return [_read_address(line, reached) for line in lines]
 
 
-def _read_address(line: str, store: Store) -> Address:
+def _read_address(line: str, reached: str) -> Address:
     if not _is_address_line(line):
         raise Malformed(f"a rank published {line[:80]!r}; expected host and port")
     host, _, port = line.rpartition(" ")
-    if host == _AS_REACHED and isinstance(store, StoreClient):
-        host = store.server_host
-    elif host == _AS_REACHED:
-        host = "0.0.0.0"  # Rank 0's own address, to which it never connects.
-    return host, int(port)
+    return host if host != _AS_REACHED else reached, int(port)
 
 
 def _is_address_line(line: str) -> bool:

@@ -34,7 +34,7 @@ from rlx.errors import (
 from rlx.net import store_server as server_module
 from rlx.net.deadline import Deadline
 from rlx.net.doors import open_listener
-from rlx.net.rendezvous import _read_address, _read_table, join_mesh
+from rlx.net.rendezvous import _read_address, join_mesh, read_table
 from rlx.net.store import REQUEST
 from rlx.net.store_client import StoreClient
 from rlx.net.store_server import StoreServer
@@ -332,12 +332,12 @@ def test_a_port_that_nobody_could_know_is_refused():
 
 
 def test_a_table_that_rank_0_would_not_publish_is_malformed():
-    with served() as server:
-        good = b"addresses of all ranks\n127.0.0.1 5\n::1 6"
-        assert _read_table(1, 2, good, server, Deadline(1)) == [("127.0.0.1", 5), ("::1", 6)]
-        for bad in (b"", b"addresses of all ranks\n127.0.0.1 5", good + b"\n::1 7", b"\xff\n1\n2"):
-            with pytest.raises(Malformed):
-                _read_table(1, 2, bad, server, Deadline(1))
-        for line in ("node01 5", "127.0.0.1 0", "127.0.0.1 70000", "127.0.0.1", "::1 -5"):
-            with pytest.raises(Malformed):
-                _read_address(line, server)
+    good = b"addresses of all ranks\n127.0.0.1 5\n::1 6"
+    assert read_table(1, 2, good, "127.0.0.9", Deadline(1)) == [("127.0.0.1", 5), ("::1", 6)]
+    for bad in (b"", b"addresses of all ranks\n127.0.0.1 5", good + b"\n::1 7", b"\xff\n1\n2"):
+        with pytest.raises(Malformed):
+            read_table(1, 2, bad, "127.0.0.9", Deadline(1))
+    for line in ("node01 5", "127.0.0.1 0", "127.0.0.1 70000", "127.0.0.1", "::1 -5"):
+        with pytest.raises(Malformed):
+            _read_address(line, "127.0.0.9")
+    assert _read_address(" 5", "127.0.0.9") == ("127.0.0.9", 5)

@@ -16,7 +16,7 @@ from rlx.testing.soak.trials import LONGEST_WAIT_S
 
 SIZES = (2, 3, 4)
 HEARTBEAT_S = 1.0
-_FIRST_HEARTBEATS_S = 0.05
+_FIRST_HEARTBEATS_S = 0.25
 
 
 class Proxied:
