@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias, TypeVar
 
-from rlx.errors import UsageError
+from rlx.errors import PeerLost, RemoteError, UsageError
 from rlx.group import ProcessGroup
 from rlx.net import Deadline, MemoryTransport, NetTransport, TcpTransport
 
@@ -103,7 +103,7 @@ def run_on_mesh(
     try:
         stuck = _join(threads, watchdog_s)
         # What fails from here on fails because of the closing below.
-        first = failures[0] if failures else None
+        first = _cause(failures)
     finally:
         for one in transports:
             one.close()
@@ -116,6 +116,18 @@ def run_on_mesh(
     if stuck:
         raise TimeoutError(stuck)
     return [results[one.rank] for one in transports]
+
+
+def _cause(failures: Sequence[tuple[int, BaseException]]) -> tuple[int, BaseException] | None:
+    """The failure that came first; where that one blames a rank which failed too, that rank's.
+
+    A body that told the others itself may get to its end only after they have got to theirs.
+    """
+    if not failures:
+        return None
+    rank, error = failures[0]
+    blamed = error.rank if isinstance(error, RemoteError | PeerLost) else rank
+    return next(((one, why) for one, why in failures if one == blamed), failures[0])
 
 
 def _join(threads: dict[int, threading.Thread], watchdog_s: float) -> str:
