@@ -31,7 +31,7 @@ def run_here(
     """
     deadline_s = float(settings["deadline_s"])
     if role.transport == "mpi":
-        transport: NetTransport = _connected_by_mpi(role.ranks)
+        transport: NetTransport = _connected_by_mpi(role.ranks, bool(settings["shared_memory"]))
     elif role.place is None or role.ranks == 1:
         mesh = net.MemoryTransport.mesh(role.ranks)
         return run_threads([ProcessGroup(one, deadline=deadline_s) for one in mesh], body)[0]
@@ -57,8 +57,8 @@ def _connected_by_tcp(
     )
 
 
-def _connected_by_mpi(ranks: int) -> NetTransport:
-    transport = net.MpiTransport.from_comm()
+def _connected_by_mpi(ranks: int, shared_memory: bool) -> NetTransport:
+    transport = net.MpiTransport.from_comm(shared_memory=shared_memory)
     try:
         net.refuse_split_world(ranks, transport.world_size)
     except ConnectError:

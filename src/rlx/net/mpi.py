@@ -23,8 +23,10 @@ from rlx.errors import (
     UsageError,
 )
 from rlx.net.deadline import Deadline
+from rlx.net.heap import Heap
 from rlx.net.mpi_control import ControlChannel
 from rlx.net.mpi_exchange import MpiExchange, Streams
+from rlx.net.mpi_start import MpiMemory, check_started, duplicate, share_heap
 from rlx.net.mpi_wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 from rlx.net.notices import Notice
 from rlx.net.transport import Incoming, MessageMismatch, NetTransport, Outgoing
@@ -82,7 +84,14 @@ class MpiTransport(NetTransport):
     `PeerLost`.
     """
 
-    def __init__(self, mpi: Any, data: MPI.Intracomm, control: MPI.Intracomm, chunk: int) -> None:
+    def __init__(
+        self,
+        mpi: Any,
+        data: MPI.Intracomm,
+        control: MPI.Intracomm,
+        chunk: int,
+        memory: MpiMemory | None = None,
+    ) -> None:
         self._mpi = mpi
         self._data = data
         self._control_comm = control
@@ -100,6 +109,8 @@ class MpiTransport(NetTransport):
         data.Set_attr(keyval, self._kept)
         mpi.Comm.Free_keyval(keyval)
         self._next_death_check = 0.0
+        self._memory = memory
+        self._heap = None if memory is None else memory.heap
 
     @classmethod
     def from_comm(
@@ -108,11 +119,14 @@ class MpiTransport(NetTransport):
         deadline: Deadline | None = None,
         *,
         chunk_bytes: int = CHUNK_BYTES,
+        shared_memory: bool = True,
+        heap_bytes: int = 0,
     ) -> MpiTransport:
         """The transport over duplicates of `comm`, or of COMM_WORLD. All its ranks call this.
 
         `chunk_bytes` bounds one MPI message, whose count is an int; `deadline` (300 s unless given)
-        bounds the wait for the other ranks to come.
+        bounds the wait for the other ranks to come. Ranks of one host that share memory have a
+        heap of `heap_bytes` of address space each (0: as much as the machine has memory).
 
         Raises
         ------
@@ -127,14 +141,17 @@ class MpiTransport(NetTransport):
         if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
             raise UsageError(f"chunk_bytes is {chunk_bytes}; expected 1..{MAX_CHUNK_BYTES}")
         mpi = load_mpi()
-        _check_started(mpi)
+        check_started(mpi)
         source = mpi.COMM_WORLD if comm is None else comm
         if source == mpi.COMM_NULL or source.Is_inter():
             raise UsageError("an mpi transport needs the communicator of one group of ranks")
         deadline = deadline or Deadline(_START_S)
-        data = _duplicate(mpi, source, deadline)
-        control = _duplicate(mpi, source, deadline)
-        return cls(mpi, data, control, chunk_bytes)
+        data = duplicate(mpi, source, deadline)
+        control = duplicate(mpi, source, deadline)
+        memory = share_heap(
+            mpi, data, shares=shared_memory, heap_bytes=heap_bytes, deadline=deadline
+        )
+        return cls(mpi, data, control, chunk_bytes, memory)
 
     @property
     def rank(self) -> int:
@@ -143,6 +160,10 @@ class MpiTransport(NetTransport):
     @property
     def world_size(self) -> int:
         return self._world_size
+
+    @property
+    def heap(self) -> Heap | None:
+        return self._heap
 
     def exchange(
         self,
@@ -196,6 +217,8 @@ class MpiTransport(NetTransport):
             if self._closed is not None:
                 return False
             self._closed = why
+            if self._memory is not None:
+                self._memory.close()
         return not self._mpi.Is_finalized()
 
     def _say_last(self, say: Callable[[], None], is_done: Callable[[], bool]) -> None:
@@ -352,30 +375,3 @@ class MpiTransport(NetTransport):
         if self._control.failure is not None:
             return self._control.failure.to_error()
         return TransportError(f"rank {self._rank}: MPI failed: {error}")
-
-
-def _check_started(mpi: Any) -> None:
-    if mpi.Is_finalized():
-        raise ConnectError("MPI has ended in this process (MPI_Finalize); it cannot start again")
-    if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
-        raise ConnectError(
-            "MPI was started for a single thread, and a transport serves several; leave "
-            "mpi4py.rc.threads and mpi4py.rc.thread_level as they are by default"
-        )
-
-
-def _duplicate(mpi: Any, comm: Any, deadline: Deadline) -> Any:
-    """A duplicate of `comm` whose errors are exceptions; every rank of it must come for one."""
-    try:
-        copy, request = comm.Idup()
-        while not request.Test():
-            if deadline.expired():
-                raise DeadlineExceeded(
-                    f"rank {comm.Get_rank()} of {comm.Get_size()} waited {deadline.elapsed():.3g} "
-                    f"s for every rank to make its mpi transport"
-                )
-            time.sleep(min(_LONGEST_SLEEP_S, deadline.elapsed() / 20))
-        copy.Set_errhandler(mpi.ERRORS_RETURN)
-    except mpi.Exception as error:
-        raise ConnectError(f"the communicator cannot be duplicated: {error}") from error
-    return copy

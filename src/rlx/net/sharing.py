@@ -102,7 +102,8 @@ def share_memory(
         A peer did not answer in time.
     """
     layout = Layout(rank, world_size)
-    own = _create(layout.heap_start + (heap_bytes or default_heap_bytes()))
+    size_bytes = layout.heap_start + (heap_bytes or default_heap_bytes())
+    own = create_segment(size_bytes) if is_ordered_machine() else None
     peers: dict[int, Segment] = {}
     try:
         offer = NO_OFFER if own is None else own.offer
@@ -132,9 +133,9 @@ def share_memory(
     return None
 
 
-def _create(size_bytes: int) -> Segment | None:
+def create_segment(size_bytes: int) -> Segment | None:
     """A segment of this rank, or None on a system that has none."""
-    if not hasattr(os, "memfd_create") or not is_ordered_machine():
+    if not hasattr(os, "memfd_create"):
         return None
     try:
         return Segment.create(size_bytes)
