@@ -97,8 +97,9 @@ def test_an_error_of_a_worker_comes_first_with_its_traceback_and_the_others_in_o
     assert launcher.returncode == 1
     assert not output
     assert lines[0] == "Traceback (most recent call last):"
-    assert lines[-3:] == [
+    assert lines[-4:] == [
         "ValueError: bad lr",
+        "on rank 2 of 4",
         "rlx: error: rank 2: ValueError: bad lr",
         "rlx: rank 0, 1, 3 ended because of that",
     ]

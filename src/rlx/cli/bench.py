@@ -42,7 +42,11 @@ _MOST_BYTES = 1 << 31
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `bench` to the commands of the parser."""
-    bench = commands.add_parser("bench", help="measure", description=_DESCRIPTION)
+    bench = commands.add_parser(
+        "bench",
+        help="measure how long starting, collectives and links take",
+        description=_DESCRIPTION,
+    )
     whats = bench.add_subparsers(title="what to measure", required=True, metavar="WHAT")
     startup = _add(whats, "startup", "fresh interpreters that import", None, _startup)
     startup.description = "Time fresh interpreters that import rlx, and numpy, in turns."

@@ -50,6 +50,7 @@ def _run(task: dict[str, Any], failures: list[Failure]) -> Any:
         socket.socket(fileno=task["listener_fd"]),
         [tuple(address) for address in task["addresses"]],
         heartbeat_s=task["heartbeat_s"],
+        shared_memory=task["shared_memory"],
         deadline=Deadline(task["join_s"]),
     )
     with ProcessGroup(transport, deadline=task["deadline_s"]) as group:

@@ -78,7 +78,8 @@ class RankProcesses:
         Further arguments of the function: plain JSON.
     proxy
         Put a route of this proxy on every link; `routes` then holds them by (higher rank, lower
-        rank). The proxy is the caller's to close, after the ranks have ended.
+        rank). The ranks share no memory, which would pass it by. The proxy is the caller's to
+        close, after the ranks have ended.
     heartbeat_s
         A rank that is silent for this long is taken for dead.
     deadline_s
@@ -113,6 +114,7 @@ class RankProcesses:
             "heartbeat_s": heartbeat_s,
             "deadline_s": deadline_s,
             "join_s": join_s,
+            "shared_memory": proxy is None,
         }
         variables = {
             **os.environ,

@@ -336,7 +336,8 @@ def proxied_mesh(
 ) -> tuple[list[TcpTransport], dict[tuple[int, int], Route]]:
     """The transports of ranks that are threads, and a route for each link, as `proxied` has them.
 
-    `options` are those of `TcpTransport.from_listener`.
+    `options` are those of `TcpTransport.from_listener`. Without a word about it in them, the ranks
+    share no memory, which would pass by the proxy.
     """
     routes: dict[tuple[int, int], Route] = {}
 
@@ -345,4 +346,5 @@ def proxied_mesh(
         routes.update(found)
         return given
 
+    options.setdefault("shared_memory", False)
     return tcp_mesh(world_size, route, **options), routes

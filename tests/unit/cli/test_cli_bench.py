@@ -85,7 +85,7 @@ def test_what_a_person_reads_and_a_baseline_that_is_not_there(tmp_path):
         (("links", "-n", "1", "--transport", "threads"), "links are between ranks"),
         (("collectives", "--sizes", "4X"), "is no size"),
         (("collectives", "--seconds", "nan"), "is no number of seconds"),
-        (("startup", "-n", "2"), "unrecognized arguments"),
+        (("startup", "-n", "2"), "bench takes no '-n'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments, text):

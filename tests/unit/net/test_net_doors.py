@@ -151,7 +151,9 @@ def test_a_knock_that_gets_no_descriptor_is_tried_again(house, monkeypatch):
 
     arrived: list[socket.socket] = []
     with selectors.DefaultSelector() as selector:
-        knock = Knock(selector, house.address, Facts(1, 2, peer=0), KEY, arrived.append)
+        knock = Knock(
+            selector, house.address, Facts(1, 2, peer=0), KEY, lambda sock, _: arrived.append(sock)
+        )
         with monkeypatch.context() as patch:
             patch.setattr(doors_module.socket, "socket", no_socket)
             assert 0 < knock.retry() < 1
