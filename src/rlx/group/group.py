@@ -16,6 +16,7 @@ from rlx.group.folding import Workspace
 from rlx.group.lending import allocated
 from rlx.group.shuffles import Shuffles
 from rlx.group.tree import SumPlan
+from rlx.group.window import Window
 from rlx.ir import ReduceOp
 from rlx.net import POINT_TO_POINT_TAG, Buffer, Deadline, NetTransport
 
@@ -162,6 +163,19 @@ class ProcessGroup(Shuffles):
             return allocated(heap, shape, np.dtype(dtype))
         except (TypeError, ValueError) as error:
             raise UsageError(f"empty: no array of shape {shape!r}, {dtype!r}: {error}") from error
+
+    def window(
+        self, shape: Sequence[int] | int, dtype: Any = np.float32, *, name: str | None = None
+    ) -> Window:
+        """An array of zeros on every rank that all ranks may `put` to and `get` from.
+
+        Collective: all ranks give the same shape and dtype. See `Window`.
+        """
+        array = self.empty(shape, dtype)
+        arrays.checked("window", array)[...] = 0
+        with self._calling("window", [shown(array)], name) as call:
+            self._round(call, {}, {})
+        return Window(array, self.world_size, lambda parts: self.all_to_all_v(parts, name=name))
 
     def abort(self, reason: str | BaseException) -> None:
         """Tell the other ranks why this one gives up; their waits raise `RemoteError`.
