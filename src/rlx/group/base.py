@@ -16,12 +16,12 @@ from rlx.errors import (
     UsageError,
 )
 from rlx.group import arrays
-from rlx.group.calls import Call, described, disagreement, shown
+from rlx.group.calls import Call, described, shown
+from rlx.group.moves import Moves
 from rlx.net import (
     COLLECTIVE_TAG,
     Deadline,
     Incoming,
-    MessageMismatch,
     NetTransport,
     Outgoing,
 )
@@ -37,6 +37,7 @@ class GroupBase:
     def __init__(self, transport: NetTransport, *, deadline: float) -> None:
         Deadline(deadline)  # refuses what is no number of seconds
         self._transport = transport
+        self._moves = Moves(transport)
         self._deadline_s = deadline
         self._calls = 0
         self._others_here = [peer for peer in range(transport.world_size) if peer != transport.rank]
@@ -112,15 +113,7 @@ class GroupBase:
             Incoming(peer, COLLECTIVE_TAG, stamp, slots.get(peer, memoryview(bytearray())))
             for peer in self._others()
         ]
-        self._exchange(call, sends, receives)
-
-    def _exchange(
-        self, call: Call, sends: Sequence[Outgoing], receives: Sequence[Incoming]
-    ) -> None:
-        try:
-            self._transport.exchange(sends, receives, deadline=call.deadline)
-        except MessageMismatch as error:
-            raise disagreement(call, self.rank, self.world_size, error.mismatches) from None
+        self._moves.exchange(call, sends, receives)
 
     def _check_open(self) -> None:
         if self._broken is not None:

@@ -7,7 +7,7 @@ ranks that share memory `PieceSum` sends locations instead, and no piece of an a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -16,6 +16,7 @@ from rlx.group.arrays import bytes_of
 from rlx.group.calls import Call
 from rlx.group.folding import Folding, Workspace
 from rlx.group.lending import Loan, Terms, View
+from rlx.group.moves import Moves
 from rlx.group.program import program
 from rlx.group.tree import Span, SumPlan, pieces
 from rlx.net import COLLECTIVE_TAG, Heap, Incoming, Outgoing
@@ -25,14 +26,13 @@ SMALL_BYTES = 8192
 
 _MEETING, _RESULTS, _PIECES = 1, 2, 3  # the rounds of a call, as its stamps number them
 
-Exchange: TypeAlias = Callable[[Call, Sequence[Outgoing], Sequence[Incoming]], None]
 Nodes: TypeAlias = Mapping[Span, np.ndarray]
 
 
 class Sum(Protocol):
     """A canonical sum of vectors of one length and dtype, by one plan, on one rank."""
 
-    def run(self, nodes: Nodes, out: np.ndarray, call: Call, exchange: Exchange) -> None:
+    def run(self, nodes: Nodes, out: np.ndarray, call: Call, moves: Moves) -> None:
         """Sum the nodes of all ranks into `out`.
 
         `nodes` holds this rank's nodes, keyed by the spans of the plan, each a flat array of the
@@ -90,16 +90,11 @@ class WholeSum:
             for peer, count, end in zip(self._peers, counts, ends, strict=True)
         ]
 
-    def run(self, nodes: Nodes, out: np.ndarray, call: Call, exchange: Exchange) -> None:
+    def run(self, nodes: Nodes, out: np.ndarray, call: Call, moves: Moves) -> None:
         """As `Sum.run`."""
-        stamp = call.stamp()
         own = [nodes[span] for span in self._spans]
-        content = tuple([array.tobytes() for array in own])
-        exchange(
-            call,
-            [Outgoing(peer, COLLECTIVE_TAG, stamp, content) for peer in self._peers],
-            [Incoming(peer, COLLECTIVE_TAG, stamp, slot) for peer, slot in self._slots],
-        )
+        content = own[0].tobytes() if len(own) == 1 else b"".join([one.tobytes() for one in own])
+        moves.trade(call, _MEETING, content, self._slots)
         self._fold.into(out, own + self._received)
 
 
@@ -136,26 +131,54 @@ class PieceSum:
             if heap is not None and peer in near
         }
         self._heap = heap if self._terms else None
+        self._has_far = len(self._terms) < len(self._peers)
+        self._records = [(peer, memoryview(terms.record)) for peer, terms in self._terms.items()]
+        self._nothing = [(peer, memoryview(bytearray())) for peer in self._peers]
 
-    def run(self, nodes: Nodes, out: np.ndarray, call: Call, exchange: Exchange) -> None:
+    def run(self, nodes: Nodes, out: np.ndarray, call: Call, moves: Moves) -> None:
         """As `Sum.run`."""
         own = [nodes[span] for span in self._plan.nodes[self._rank]]
         with Loan(self._heap, own, out) as loan:
-            views = self._meet(own, loan, call, exchange)
+            views = self._meet(own, loan, call, moves)
             mine = out[self._parts[self._rank]]
             if self._length:
                 registers = [array[self._parts[self._rank]] for array in own]
                 for peer in self._peers:
                     registers += views[peer].nodes or []
                 self._fold.into(mine, registers)
-            self._hand_out(out, mine, views, loan, call, exchange)
+            self._hand_out(out, mine, views, loan, call, moves)
 
-    def _meet(
-        self, own: list[np.ndarray], loan: Loan, call: Call, exchange: Exchange
-    ) -> dict[int, View]:
+    def _meet(self, own: list[np.ndarray], loan: Loan, call: Call, moves: Moves) -> dict[int, View]:
         """Learn where the near ranks' arrays lie, and get the far ranks' pieces."""
+        if not self._has_far:
+            moves.trade(call, _MEETING, loan.record, self._records)
+            views = {peer: terms.view() for peer, terms in self._terms.items()}
+            if loan.has_nodes and all(view.nodes is not None for view in views.values()):
+                return views
+            scratch = self._scratch()
+        else:
+            scratch = self._scratch()
+            self._meet_all(own, loan, scratch, call, moves)
+            views = {
+                peer: terms.view() if (terms := self._terms.get(peer)) else View(None, None)
+                for peer in self._peers
+            }
+        self._send_what_is_not_lent(own, loan, scratch, views, call, moves)
+        return {
+            peer: view if view.nodes is not None else View(list(scratch[peer]), view.out)
+            for peer, view in views.items()
+        }
+
+    def _meet_all(
+        self,
+        own: list[np.ndarray],
+        loan: Loan,
+        scratch: Mapping[int, np.ndarray],
+        call: Call,
+        moves: Moves,
+    ) -> None:
+        """The first round where some ranks are far: locations to the near, pieces to the far."""
         stamp = call.stamp(_MEETING)
-        scratch = self._scratch()
         sends, receives = [], []
         for peer in self._peers:
             terms = self._terms.get(peer)
@@ -165,16 +188,7 @@ class PieceSum:
             else:
                 sends.append(Outgoing(peer, COLLECTIVE_TAG, stamp, (loan.record,)))
                 receives.append(Incoming(peer, COLLECTIVE_TAG, stamp, terms.record))
-        exchange(call, sends, receives)
-        views = {
-            peer: terms.view() if (terms := self._terms.get(peer)) else View(None, None)
-            for peer in self._peers
-        }
-        self._send_what_is_not_lent(own, loan, scratch, views, call, exchange)
-        return {
-            peer: view if view.nodes is not None else View(list(scratch[peer]), view.out)
-            for peer, view in views.items()
-        }
+        moves.exchange(call, sends, receives)
 
     def _send_what_is_not_lent(
         self,
@@ -183,7 +197,7 @@ class PieceSum:
         scratch: Mapping[int, np.ndarray],
         views: Mapping[int, View],
         call: Call,
-        exchange: Exchange,
+        moves: Moves,
     ) -> None:
         stamp = call.stamp(_PIECES)
         sends = [] if loan.has_nodes else [self._pieces_for(p, own, stamp) for p in self._terms]
@@ -193,7 +207,7 @@ class PieceSum:
             if views[peer].nodes is None
         ]
         if sends or receives:
-            exchange(call, sends, receives)
+            moves.exchange(call, sends, receives)
 
     def _scratch(self) -> dict[int, np.ndarray]:
         """Room for the pieces of each peer's nodes, one row a node."""
@@ -217,16 +231,21 @@ class PieceSum:
         views: Mapping[int, View],
         loan: Loan,
         call: Call,
-        exchange: Exchange,
+        moves: Moves,
     ) -> None:
         """Bring this rank's sum to all, and get theirs."""
+        outs = [view.out for view in views.values()]
+        for there in outs:
+            if there is not None:
+                there[:] = mine
+        if loan.has_out and not self._has_far and all(there is not None for there in outs):
+            moves.trade(call, _RESULTS, b"", self._nothing)
+            return
         stamp = call.stamp(_RESULTS)
         content = (bytes_of(mine),)
         sends, receives = [], []
         for peer in self._peers:
             there = views[peer].out
-            if there is not None:
-                there[:] = mine
             sends.append(Outgoing(peer, COLLECTIVE_TAG, stamp, content if there is None else ()))
             comes_by_itself = loan.has_out and peer in self._terms
             receives.append(
@@ -234,4 +253,4 @@ class PieceSum:
                 if comes_by_itself
                 else Incoming(peer, COLLECTIVE_TAG, stamp, bytes_of(out[self._parts[peer]]))
             )
-        exchange(call, sends, receives)
+        moves.exchange(call, sends, receives)

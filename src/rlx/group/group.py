@@ -118,13 +118,15 @@ class ProcessGroup(Shuffles):
             ready = self._prepare(key, text, plan, ReduceOp.SUM, out.size, out.dtype)
         text, canonical = ready
         with self._calling_ready(text) as call:
-            canonical.run(nodes, out, call, self._exchange)
+            canonical.run(nodes, out, call, self._moves)
         return out
 
     def barrier(self, *, name: str | None = None) -> None:
         """Wait until every rank is here."""
         with self._calling("barrier", [], name) as call:
-            self._round(call, {}, {})
+            self._moves.trade(
+                call, 1, b"", [(peer, memoryview(bytearray())) for peer in self._others()]
+            )
 
     def send(self, destination: int, data: Buffer) -> None:
         """Send bytes to one rank, which calls `receive`."""
@@ -229,7 +231,7 @@ class ProcessGroup(Shuffles):
         text, canonical = ready
         nodes = {self._own_leaf: arrays.flat(array)}
         with self._calling_ready(text) as call:
-            canonical.run(nodes, out.reshape(-1), call, self._exchange)
+            canonical.run(nodes, out.reshape(-1), call, self._moves)
 
     def _prepare(
         self,

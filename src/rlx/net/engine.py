@@ -1,85 +1,33 @@
-"""The engine: exchanges over links, moved by the threads that wait for them.
+"""The engine: exchanges over links, and how they end.
 
-There is no reader thread and no queue between threads: whoever waits reads. One thread at a time
-drives the selector; the others sleep until the driver has filled their slots, or take over when it
-leaves. All state is under one lock, which the driver lets go only while it gives way or sleeps.
-It knows links and failures, and nothing of how they came to be.
-
-Between ranks that share memory a message is there in a few microseconds, and to wake a sleeping
-process costs tens. So a driver first looks at the rings for a while, and gives way to other ranks
-of its core between two looks; then it asks its peers for a bell, and sleeps.
+Small messages take the express way where nothing else is under way (see `express`); all others, and
+what the express way leaves, are slots and frames that a driver moves. It knows links and failures,
+and nothing of how they came to be.
 """
 
 from __future__ import annotations
 
-import os
-import selectors
-import socket
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from rlx.errors import ClosedError, WireError
+from rlx.errors import ClosedError
 from rlx.net.deadline import Deadline
-from rlx.net.endings import cut, died, late, left, repeat
-from rlx.net.express import exchange_small
-from rlx.net.frames import Limits
+from rlx.net.driver import Driver
+from rlx.net.endings import cut, late
+from rlx.net.express import LARGEST_BYTES, Expected, expected, put, take
+from rlx.net.frames import pack_message_header
 from rlx.net.linger import close_softly, nothing_to_say
-from rlx.net.links import Ending, Link
-from rlx.net.mailbox import Mailbox, Operation, Room, Slot
+from rlx.net.mailbox import Operation, Slot
 from rlx.net.notices import Notice
-from rlx.net.sharing import SharedMemory
 from rlx.net.transport import Incoming, MessageMismatch, Outgoing
-from rlx.net.watch import Watch
 
-# How long a data connection that ended without a goodbye waits for the control connection to say
-# why: a notice of the peer's failure may still be on its way.
-VERDICT_S: Final = 2.0
 _LINGER_S: Final = 2.0
 _LEAVE_S: Final = 5.0
-_WRITE: Final = selectors.EVENT_WRITE
-# How often a driver looks at the rings in vain before it sleeps; a look takes about a microsecond.
-_LOOKS: Final = 200
 
 
-class Engine:
+class Engine(Driver):
     """Every exchange of one transport. All methods may be called from any thread."""
-
-    def __init__(
-        self,
-        rank: int,
-        connections: Mapping[int, socket.socket],
-        limits: Limits,
-        shared: SharedMemory | None = None,
-    ) -> None:
-        self._rank = rank
-        room = Room(limits.inbox_bytes)
-        self._shared = shared
-        rings = {} if shared is None else shared.streams
-        self._links = {
-            peer: Link(peer, sock, room, limits, rings.get(peer))
-            for peer, sock in connections.items()
-        }
-        for peer, ring in rings.items():
-            ring.ring_on(connections[peer])
-        self._ringing = [self._links[peer] for peer in rings]
-        self._looks = _LOOKS if shared is not None and shared.may_spin else 0
-        # With ranks of other hosts, each look is at their connections too.
-        self._only_rings = len(rings) == len(connections)
-        self._own = Mailbox(room)
-        self._mutex = threading.Lock()
-        self._idle = threading.Condition(self._mutex)
-        self._operations: set[Operation] = set()
-        self._express = Operation(0)
-        self._driver: Operation | None = None
-        self._doubted: set[Link] = set()
-        self._failure: Notice | None = None
-        self._closed: str | None = None
-        self._watch = Watch()
-        for link in self._links.values():
-            self._watch.follow(link)
 
     # Exchanges
 
@@ -88,40 +36,48 @@ class Engine:
     ) -> None:
         """As `NetTransport.exchange`, whose arguments have been checked."""
         with self._mutex:
-            is_usable = self._failure is None and self._closed is None
-            if self._looks and is_usable and not self._operations:
-                sends, receives = self._by_express(sends, receives)
-                if not sends and not receives:
-                    return
-            self._exchange(sends, receives, deadline)
+            operation = Operation(0)
+            if self._may_take_express():
+                sends, receives = self._by_express(operation, sends, receives)
+            self._finish(operation, sends, receives, deadline)
 
-    def _by_express(
-        self, sends: Sequence[Outgoing], receives: Sequence[Incoming]
-    ) -> tuple[Sequence[Outgoing], Sequence[Incoming]]:
-        """Move small messages between near ranks; returns what is left."""
-        token = self._express
-        self._operations.add(token)
-        try:
-            return exchange_small(self._links, sends, receives, self._may_look_again)
-        finally:
-            self._operations.discard(token)
-            token.error = None
-            if self._closed is not None:
-                self._idle.notify_all()
-
-    def _may_look_again(self) -> bool:
-        self._give_way()
-        # Another thread may have begun an exchange meanwhile, or a failure have been told.
-        return self._express.error is None and len(self._operations) == 1
-
-    def _exchange(
-        self, sends: Sequence[Outgoing], receives: Sequence[Incoming], deadline: Deadline
+    def trade(
+        self,
+        tag: int,
+        stamp: bytes,
+        content: bytes,
+        slots: Sequence[tuple[int, memoryview]],
+        deadline: Deadline,
     ) -> None:
-        operation = Operation(len(sends) + len(receives))
-        slots = [Slot(operation, incoming) for incoming in receives]
-        self._refuse_if_unusable(operation, sends, receives)
-        self._operations.add(operation)
+        """As `NetTransport.trade`, whose arguments have been checked."""
+        unsent = unfilled = slots
+        with self._mutex:
+            operation = Operation(0)
+            if len(content) <= LARGEST_BYTES and self._may_take_express():
+                head = pack_message_header(tag, len(stamp), len(content)) + stamp
+                unsent, unfilled = self._trade(operation, head, content, slots)
+            self._finish(
+                operation,
+                [Outgoing(peer, tag, stamp, (content,)) for peer, _ in unsent],
+                [Incoming(peer, tag, stamp, slot) for peer, slot in unfilled],
+                deadline,
+            )
+
+    def _finish(
+        self,
+        operation: Operation,
+        sends: Sequence[Outgoing],
+        receives: Sequence[Incoming],
+        deadline: Deadline,
+    ) -> None:
+        """Move what is left of an exchange; `operation` may wait for the rest of a frame."""
+        if not (sends or receives or operation.pending):
+            return
+        operation.pending += len(sends) + len(receives)
         try:
+            slots = [Slot(operation, incoming) for incoming in receives]
+            self._refuse_if_unusable(operation, sends, receives)
+            self._operations.add(operation)
             self._begin(operation, sends, slots)
             self._wait(operation, deadline)
             if not operation.done:
@@ -132,6 +88,59 @@ class Engine:
             raise operation.error
         if operation.mismatches:
             raise MessageMismatch(operation.mismatches)
+
+    # The express way
+
+    def _may_take_express(self) -> bool:
+        return self._failure is None and self._closed is None and not self._operations
+
+    def _by_express(
+        self, operation: Operation, sends: Sequence[Outgoing], receives: Sequence[Incoming]
+    ) -> tuple[Sequence[Outgoing], Sequence[Incoming]]:
+        """Move small messages; returns what is left, in order."""
+        for place, message in enumerate(sends):
+            if not put(self._links, message, operation):
+                return sends[place:], receives
+        wanted = expected(self._links, receives)
+        if not wanted:
+            return (), receives
+        return (), [receives[place] for place in self._take(operation, wanted)]
+
+    def _trade(
+        self,
+        operation: Operation,
+        head: bytes,
+        content: bytes,
+        slots: Sequence[tuple[int, memoryview]],
+    ) -> tuple[Sequence[tuple[int, memoryview]], Sequence[tuple[int, memoryview]]]:
+        """Send a frame to each peer and take one that begins alike; returns what is left."""
+        frame, size, links = head + content, len(content), self._links
+        wanted = []
+        for place, (peer, slot) in enumerate(slots):
+            link = links.get(peer)
+            if link is None or not link.is_quiet or not link.put_whole(frame, operation):
+                return slots[place:], slots
+            if not link.may_take or len(slot) != size:
+                return slots[place + 1 :], slots
+            wanted.append((link, head, slot))
+        return (), [slots[place] for place in self._take(operation, wanted)]
+
+    def _take(self, operation: Operation, wanted: Sequence[Expected]) -> list[int]:
+        """Take what comes soon; the places in `wanted` of what does not."""
+        operations = self._operations
+
+        def go_on() -> bool:
+            self._give_way()
+            # Another thread may have begun an exchange meanwhile, or a failure have been told.
+            return operation.error is None and len(operations) == 1
+
+        operations.add(operation)
+        try:
+            return take(wanted, self._express_looks, go_on)
+        finally:
+            operations.discard(operation)
+            if self._closed is not None:
+                self._idle.notify_all()
 
     def _refuse_if_unusable(
         self, operation: Operation, sends: Sequence[Outgoing], receives: Sequence[Incoming]
@@ -171,137 +180,6 @@ class Engine:
             if link.ending is not None:
                 link.end(link.ending)
 
-    def _wait(self, operation: Operation, deadline: Deadline) -> None:
-        """Until it is done or the deadline has passed."""
-        while not operation.done:
-            if self._driver is not None:
-                self._sleep(operation, deadline)
-            else:
-                self._driver = operation
-                try:
-                    self._drive(operation, deadline)
-                finally:
-                    self._driver = None
-            if deadline.expired():
-                return
-
-    def _sleep(self, operation: Operation, deadline: Deadline) -> None:
-        """Until the driver has done this operation, or leaves the driving to it."""
-        if operation.event is None:
-            operation.event = threading.Event()
-        operation.event.clear()
-        self._mutex.release()
-        try:
-            operation.event.wait(deadline.remaining())
-        finally:
-            self._mutex.acquire()
-
-    def _drive(self, operation: Operation, deadline: Deadline) -> None:
-        """Move what the selector says can move. Looks at least once, however late it is."""
-        for peer in operation.peers:
-            link = self._links[peer]
-            self._move(link, link.read)
-            if operation.done:
-                return
-        looks = self._looks
-        while True:
-            if self._ringing and self._turn_rings():
-                looks = self._looks
-            elif looks and self._only_rings:
-                looks -= 1
-                self._give_way()
-            else:
-                self._select(0.0 if looks else self._time_to_sleep(deadline))
-                looks = max(0, looks - 1)
-            if operation.done or deadline.expired():
-                return
-
-    def _turn_rings(self) -> bool:
-        """Move what the rings let move; whether that was anything."""
-        moved = False
-        for link in self._ringing:
-            if link.has_work():
-                self._move(link, link.turn)
-                moved = True
-        return moved
-
-    def _give_way(self) -> None:
-        self._mutex.release()
-        try:
-            os.sched_yield()
-        finally:
-            self._mutex.acquire()
-
-    def _select(self, timeout: float) -> None:
-        """Sleep until something can move, and move it."""
-        shared = self._shared
-        if shared is not None and timeout:
-            shared.fall_asleep()
-            if self._turn_rings():
-                shared.wake_up()
-                return
-        self._watch.fall_asleep()
-        self._mutex.release()
-        try:
-            ready = self._watch.sleep(timeout)
-        finally:
-            self._mutex.acquire()
-            self._watch.woke_up()
-            if shared is not None:
-                shared.wake_up()
-        for link, mask in ready:
-            if link is None:
-                self._watch.drain_wakes()
-            elif link in self._ringing:
-                link.hear_bells()
-                self._move(link, link.turn)
-                self._watch.follow(link)
-            else:
-                if mask & _WRITE:
-                    self._move(link, link.flush)
-                if mask & selectors.EVENT_READ:
-                    self._move(link, link.read)
-        self._judge_doubts()
-
-    def _time_to_sleep(self, deadline: Deadline) -> float:
-        timeout = deadline.remaining()
-        for link in self._doubted:
-            if link.doubt_since is not None:
-                timeout = min(timeout, link.doubt_since + VERDICT_S - time.monotonic())
-        return max(0.0, timeout)
-
-    def _move(self, link: Link, action: Callable[[], None]) -> None:
-        """Let a link do something, and see to what came of it."""
-        try:
-            action()
-        except WireError as error:
-            self._break(link, partial(repeat, error))
-            return
-        if link.ending is None:
-            if link.left or (link.doubt_since is not None and link.left_by_control):
-                self._break(link, partial(left, link.peer))
-                return
-            if link.doubt_since is not None:
-                self._doubted.add(link)
-            if link.interest != link.registered:
-                self._watch.follow(link)
-
-    def _break(self, link: Link, ending: Ending) -> None:
-        """No wait on this link can be served any more."""
-        if link.ending is None:
-            self._doubted.discard(link)
-            link.end(ending)
-            self._watch.follow(link)
-            # A peer that left may still be reading what was sent to it; others hear of the end.
-            if not link.left:
-                link.socket.close()
-
-    def _judge_doubts(self) -> None:
-        for link in self._doubted:
-            since = link.doubt_since
-            if since is not None and time.monotonic() >= since + VERDICT_S:
-                self._fail(died(link.peer))
-
     def _leave(self, operation: Operation) -> None:
         """Take back what was not done, and hand the driving to another thread that waits."""
         self._operations.discard(operation)
@@ -330,14 +208,6 @@ class Engine:
         """A rank failed: every present and later wait raises that. The first one told stays."""
         with self._mutex:
             self._fail(notice)
-
-    def _fail(self, notice: Notice) -> None:
-        if self._failure is not None or self._closed is not None:
-            return
-        self._failure = notice
-        for operation in self._operations:
-            operation.fail(notice.to_error())
-        self._watch.wake()
 
     @property
     def failure(self) -> Notice | None:

@@ -1,9 +1,9 @@
-"""The express way of an exchange of small messages between ranks that share memory.
+"""The express way: small messages on links where nothing else is under way.
 
-Most exchanges are a collective's: one small message to each peer and one from each, on links where
-nothing else is under way. A frame is then written to the ring whole, and the frame that is expected
-is compared with what is there, header and stamp as one string of bytes: nothing is parsed, no slot
-is queued, and no call of the system is made. Whatever is not exactly so is left to the engine.
+Most exchanges are a collective's: one small message to each peer and one from each. A frame is then
+written to the stream whole, and the frame that is expected is compared with what is there, header
+and stamp as one string of bytes: nothing is parsed and no slot is queued. Whatever is not exactly
+so is left to the engine, with the messages that are not moved yet.
 """
 
 from __future__ import annotations
@@ -13,65 +13,59 @@ from typing import Final, TypeAlias
 
 from rlx.net.frames import byte_view, pack_message_header
 from rlx.net.links import Link
-from rlx.net.ring import RingStream
+from rlx.net.mailbox import Operation
 from rlx.net.transport import Incoming, Outgoing
 
-_Expected: TypeAlias = tuple[RingStream, bytes, memoryview, Incoming]
+LARGEST_BYTES: Final = 16 * 1024
+"""The largest content that goes this way. It fits into the buffer of a link with its header."""
 
-_LARGEST_BYTES: Final = 16 * 1024
-_LOOKS: Final = 200
-
-
-def exchange_small(
-    links: Mapping[int, Link],
-    sends: Sequence[Outgoing],
-    receives: Sequence[Incoming],
-    go_on: Callable[[], bool],
-) -> tuple[Sequence[Outgoing], Sequence[Incoming]]:
-    """Move what can go this way; returns what is left, in order.
-
-    `go_on` gives way to other ranks, and says whether to look once more.
-    """
-    for place, message in enumerate(sends):
-        link = links.get(message.peer)
-        ring = None if link is None else link.quiet_ring
-        frame = None if ring is None else _frame(message)
-        if ring is None or frame is None or not ring.put(frame):
-            return sends[place:], receives
-    expected = []
-    for slot in receives:
-        link = links.get(slot.peer)
-        ring = None if link is None or link.mailbox.is_in_use else link.quiet_ring
-        view = byte_view(slot.buffer)
-        if ring is None or len(view) > _LARGEST_BYTES:
-            return (), receives
-        head = pack_message_header(slot.tag, len(slot.stamp), len(view)) + slot.stamp
-        expected.append((ring, head, view, slot))
-    return (), _take(expected, go_on)
+Expected: TypeAlias = tuple[Link, bytes, memoryview]
+"""A message to come: its link, its header and stamp, and where its content goes."""
 
 
-def _frame(message: Outgoing) -> bytes | None:
+def put(links: Mapping[int, Link], message: Outgoing, operation: Operation) -> bool:
+    """Send a message; False where nothing of it can go at once. `operation` waits for a rest."""
+    link = links.get(message.peer)
+    if link is None or not link.is_quiet:
+        return False
     size = 0
     for buffer in message.buffers:
         size += len(buffer) if isinstance(buffer, bytes) else memoryview(buffer).nbytes
-    if size > _LARGEST_BYTES:
-        return None
+    if size > LARGEST_BYTES:
+        return False
     head = pack_message_header(message.tag, len(message.stamp), size)
-    return b"".join((head, message.stamp, *message.buffers))
+    return link.put_whole(b"".join((head, message.stamp, *message.buffers)), operation)
 
 
-def _take(expected: list[_Expected], go_on: Callable[[], bool]) -> list[Incoming]:
-    """Take what is expected as it comes; returns the slots that are left to the engine."""
-    for _ in range(_LOOKS):
-        missing = []
+def expected(links: Mapping[int, Link], slots: Sequence[Incoming]) -> list[Expected]:
+    """What the slots expect; nothing where one of them cannot be filled this way."""
+    found = []
+    for slot in slots:
+        link = links.get(slot.peer)
+        view = byte_view(slot.buffer)
+        if link is None or not link.may_take or len(view) > LARGEST_BYTES:
+            return []
+        head = pack_message_header(slot.tag, len(slot.stamp), len(view)) + slot.stamp
+        found.append((link, head, view))
+    return found
+
+
+def take(wanted: Sequence[Expected], looks: int, go_on: Callable[[], bool]) -> list[int]:
+    """Take what is expected as it comes; the places in `wanted` of what has not come.
+
+    `go_on` gives way to other ranks, and says whether to look once more; at most `looks` times.
+    """
+    missing = list(range(len(wanted)))
+    while True:
+        left = []
         is_other = False
-        for one in expected:
-            ring, head, view, _ = one
-            taken = ring.take(head, view)
+        for place in missing:
+            link, head, view = wanted[place]
+            taken = link.take_expected(head, view)
             if not taken:
-                missing.append(one)
+                left.append(place)
                 is_other = is_other or taken is False
-        expected = missing
-        if not missing or is_other or not go_on():
-            break
-    return [slot for _, _, _, slot in expected]
+        missing = left
+        looks -= 1
+        if not missing or is_other or looks <= 0 or not go_on():
+            return missing

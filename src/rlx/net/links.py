@@ -23,7 +23,7 @@ from rlx.net.frames import (
     pack_goodbye,
     unpack_header,
 )
-from rlx.net.mailbox import Mailbox, Operation, Parcel, Room, Slot
+from rlx.net.mailbox import Arrival, Mailbox, Operation, Parcel, Room, Slot
 from rlx.net.outlet import Outlet
 from rlx.net.ring import RingStream
 from rlx.net.transport import Outgoing
@@ -37,20 +37,6 @@ _WRITE: Final = selectors.EVENT_WRITE
 
 Ending = Callable[[str], RlxError]
 """Makes the error of a wait that a link can no longer serve, from what was waited for."""
-
-
-class _Arrival:
-    """A frame of which the header is read and the content is under way. No view: it is dropped."""
-
-    __slots__ = ("at", "parcel", "size", "slot", "stamp", "view")
-
-    def __init__(self, stamp: bytes, size: int) -> None:
-        self.stamp = stamp
-        self.size = size
-        self.at = 0
-        self.view: memoryview | None = None
-        self.slot: Slot | None = None
-        self.parcel: Parcel | None = None
 
 
 class Link:
@@ -82,7 +68,7 @@ class Link:
         self.registered = 0
         self._limits = limits
         self._outlet = Outlet(self._stream, limits)
-        self._arrival: _Arrival | None = None
+        self._arrival: Arrival | None = None
         self._paused_tag: int | None = None
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._start = 0
@@ -118,11 +104,64 @@ class Link:
             return True
         return ring.has_news() and self._paused_tag is None
 
+    # The express way
+
     @property
-    def quiet_ring(self) -> RingStream | None:
-        """The ring, if this link has nothing under way in either direction."""
-        is_busy = self._arrival is not None or self._start != self._end
-        return self._ring if not is_busy and self._outlet.is_empty and self._is_usable else None
+    def is_quiet(self) -> bool:
+        """Whether nothing is under way to the peer: a frame may go out at once."""
+        return self.ending is None and self.doubt_since is None and self._outlet.is_empty
+
+    @property
+    def may_take(self) -> bool:
+        """Whether the next frame is nobody's yet: none has begun, no slot and no message waits."""
+        return self._arrival is None and self._paused_tag is None and not self.mailbox.is_in_use
+
+    def put_whole(self, frame: bytes, operation: Operation) -> bool:
+        """Send a frame; False where nothing of it goes out now. `operation` waits for the rest."""
+        if self._ring is not None:
+            return self._ring.put(frame)
+        try:
+            sent = self.socket.send(frame)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            self._doubt_after_reading()
+            return False
+        if sent < len(frame):
+            self._outlet.keep_rest(operation, frame, sent)
+            operation.peers.add(self.peer)
+        return True
+
+    def take_expected(self, head: bytes, slot: memoryview) -> bool | None:
+        """Fill `slot`, if the next frame is the one that begins with `head`, and all here.
+
+        None where it is not here yet, False where another one is, or the stream has ended.
+        """
+        if self._ring is not None and self._start == self._end:
+            return self._ring.take(head, slot)
+        size = len(head) + len(slot)
+        if self._end - self._start < size:
+            if not self.reads:
+                return False
+            try:
+                count = self._stream.recv_into(self._space())
+            except (BlockingIOError, InterruptedError):
+                return None
+            except OSError:
+                count = 0
+            if count == 0:
+                self._doubt()
+                return False
+            self._end += count
+            if self._end - self._start < size:
+                return None
+        start = self._start
+        middle = start + len(head)
+        if self._buffer[start:middle] != head:
+            return False
+        slot[:] = self._buffer[middle : start + size]
+        self._start = start + size
+        return True
 
     def turn(self) -> None:
         """Move what the ring lets move."""
@@ -151,6 +190,8 @@ class Link:
 
     def read(self) -> None:
         """Take what has come, until nothing more is there. A bad frame raises a WireError."""
+        if self._start != self._end and self.reads:
+            self._parse()
         while self.reads:
             arrival = self._arrival
             direct = (
@@ -180,7 +221,7 @@ class Link:
             if count < len(target) and not self._is_cut:
                 return
 
-    def _rest_of(self, arrival: _Arrival) -> memoryview:
+    def _rest_of(self, arrival: Arrival) -> memoryview:
         assert arrival.view is not None
         end = min(arrival.size, arrival.at + self._limits.call_bytes)
         return arrival.view[arrival.at : end]
@@ -228,7 +269,7 @@ class Link:
         content_start = start + HEADER.size + stamp_bytes
         if content_start > self._end:
             return False
-        arrival = _Arrival(bytes(self._buffer[start + HEADER.size : content_start]), size)
+        arrival = Arrival(bytes(self._buffer[start + HEADER.size : content_start]), size)
         if not self._route(tag, arrival):
             self._paused_tag = tag
             return False
@@ -238,7 +279,7 @@ class Link:
             self._advance(arrival, 0)
         return True
 
-    def _route(self, tag: int, arrival: _Arrival) -> bool:
+    def _route(self, tag: int, arrival: Arrival) -> bool:
         slot = self.mailbox.take_slot(tag)
         if slot is not None:
             arrival.slot = slot
@@ -266,7 +307,7 @@ class Link:
         else:
             arrival.view = None
 
-    def _advance(self, arrival: _Arrival, count: int) -> None:
+    def _advance(self, arrival: Arrival, count: int) -> None:
         arrival.at += count
         if arrival.at < arrival.size:
             return

@@ -127,6 +127,20 @@ class Parcel:
             at += len(piece)
 
 
+class Arrival:
+    """A frame of which the header is read and the content is under way. No view: it is dropped."""
+
+    __slots__ = ("at", "parcel", "size", "slot", "stamp", "view")
+
+    def __init__(self, stamp: bytes, size: int) -> None:
+        self.stamp = stamp
+        self.size = size
+        self.at = 0
+        self.view: memoryview | None = None
+        self.slot: Slot | None = None
+        self.parcel: Parcel | None = None
+
+
 class Room:
     """The bytes that unexpected messages may take, for all peers of a transport together."""
 

@@ -22,6 +22,9 @@ from rlx.net.transport import Outgoing
 _JOIN_BYTES: Final = 16 * 1024
 
 
+_REST: Final = Outgoing(0, 0, b"the rest of a message")
+
+
 class _Sending:
     """A frame that is not wholly out."""
 
@@ -86,6 +89,12 @@ class Outlet:
             return
         sending.views.append(memoryview(frame)[sent:])
         self._queue.append(sending)
+
+    def keep_rest(self, operation: Operation, frame: bytes, sent_bytes: int) -> None:
+        """Send the rest of a frame by `flush`; the operation waits for it."""
+        operation.pending += 1
+        rest = deque((memoryview(frame)[sent_bytes:],))
+        self._queue.append(_Sending(operation, _REST, rest, True))
 
     def flush(self) -> None:
         """Write what waits to go out, until the stream takes no more."""

@@ -136,6 +136,26 @@ class NetTransport(ABC):
             A peer, tag, stamp or buffer is out of range; nothing was sent.
         """
 
+    def trade(
+        self,
+        tag: int,
+        stamp: bytes,
+        content: bytes,
+        slots: Sequence[tuple[int, memoryview]],
+        *,
+        deadline: Deadline,
+    ) -> None:
+        """Send `content` to each peer of `slots`, and fill each of these slots by a message.
+
+        An `exchange` in which every message has one tag, stamp and content. A form may have a
+        shorter way for it; the promises are the same.
+        """
+        self.exchange(
+            [Outgoing(peer, tag, stamp, (content,)) for peer, _ in slots],
+            [Incoming(peer, tag, stamp, slot) for peer, slot in slots],
+            deadline=deadline,
+        )
+
     @abstractmethod
     def abort(self, reason: str | BaseException) -> None:
         """Tell every other rank that this one gives up, and why; then close.

@@ -24,7 +24,7 @@ from net_tcp_kit import (
 
 from rlx.errors import ClosedError, DeadlineExceeded, PeerLost, RemoteError
 from rlx.net import control as control_module
-from rlx.net import engine as engine_module
+from rlx.net import driver as driver_module
 from rlx.net.control import _GOODBYE, _HEARTBEAT, _NOTICE, pack
 from rlx.net.notices import MAX_NOTICE_BYTES, Notice
 
@@ -251,7 +251,7 @@ def test_a_data_connection_that_ends_waits_for_the_control_connections_verdict()
 
 
 def test_a_data_connection_that_ends_without_a_verdict_is_a_death(monkeypatch):
-    monkeypatch.setattr(engine_module, "VERDICT_S", 0.3)
+    monkeypatch.setattr(driver_module, "VERDICT_S", 0.3)
     with raw_peer() as (first, peer):
         reset = struct.pack("ii", 1, 0)
         peer.data[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
