@@ -16,13 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from rlx.errors import RlxError
-from rlx.net.frames import (
-    GOODBYE,
-    HEADER,
-    Limits,
-    pack_goodbye,
-    unpack_header,
-)
+from rlx.net.frames import GOODBYE, HEADER, Limits, pack_goodbye, unpack_header
 from rlx.net.mailbox import Arrival, Mailbox, Operation, Parcel, Room, Slot
 from rlx.net.outlet import Outlet
 from rlx.net.ring import RingStream
@@ -73,6 +67,7 @@ class Link:
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._start = 0
         self._end = 0
+        self._head_bytes = 0
 
     @property
     def interest(self) -> int:
@@ -184,12 +179,17 @@ class Link:
         parcel = self.mailbox.post(slot)
         if parcel is not None:
             self._adopt(parcel, slot)
+        elif self._arrival is None and len(slot.view) > _DIRECT_BYTES:
+            self._head_bytes = HEADER.size + len(slot.incoming.stamp)
         if self._paused_tag == slot.incoming.tag:
             self._paused_tag = None
             self._parse()
 
-    def read(self) -> None:
-        """Take what has come, until nothing more is there. A bad frame raises a WireError."""
+    def read(self, *, to_the_end: bool = False) -> None:
+        """Take what has come. A bad frame raises a WireError.
+
+        Not always all of it: a read in vain costs an exception, and the selector tells of the rest.
+        """
         if self._start != self._end and self.reads:
             self._parse()
         while self.reads:
@@ -214,11 +214,12 @@ class Link:
                 return
             if arrival is not None and direct:
                 self._advance(arrival, count)
+                more = self._arrival is not None and count == len(target)
             else:
                 self._end += count
-            if self._start != self._end:
                 self._parse()
-            if count < len(target) and not self._is_cut:
+                more = count == len(target)
+            if not (more or to_the_end or self._is_cut):
                 return
 
     def _rest_of(self, arrival: Arrival) -> memoryview:
@@ -229,6 +230,10 @@ class Link:
     def _space(self) -> memoryview:
         if self._start == self._end:
             self._start = self._end = 0
+            if self._head_bytes:
+                # A large content is expected, which can then go straight into its slot.
+                size, self._head_bytes = self._head_bytes, 0
+                return self._buffer[: min(size, self._limits.call_bytes)]
         elif self._end > _BUFFER_BYTES // 2:
             kept = bytes(self._buffer[self._start : self._end])
             self._start, self._end = 0, len(kept)
@@ -346,7 +351,7 @@ class Link:
     def _doubt_after_reading(self) -> None:
         """A refused write may have a goodbye waiting to be read, which then says why."""
         if self._paused_tag is None:
-            self.read()
+            self.read(to_the_end=True)
         self._doubt()
 
     def withdraw(self, operation: Operation) -> bool:

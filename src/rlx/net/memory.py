@@ -6,124 +6,32 @@ copies it once, straight into the slot, and its sender waits for that.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Sequence
 
 from rlx.errors import ClosedError, DeadlineExceeded, PeerLost, TransportError, UsageError
 from rlx.net.deadline import Deadline
 from rlx.net.frames import byte_view
-from rlx.net.memory_heap import Lent, MemoryHeap
+from rlx.net.memory_heap import MemoryHeap
+from rlx.net.memory_world import COPY_BYTES, Message, World
 from rlx.net.notices import Notice
-from rlx.net.transport import Incoming, MessageMismatch, Mismatch, NetTransport, Outgoing
-
-COPY_BYTES = 1 << 16
-"""Up to this size a copy costs less than the wake-up of a sender that waits."""
-
-_LONGEST_WAIT_S = 3600.0
-"""One wait for a lock: its clock overflows at deadlines that a user may well give (1e10 s)."""
+from rlx.net.transport import (
+    MAX_STAMP_BYTES,
+    MAX_TAG,
+    Incoming,
+    MessageMismatch,
+    Mismatch,
+    NetTransport,
+    Outgoing,
+)
 
 _LONGEST_COPY_S = 60.0
 """How long a sender lets a receiver finish a copy. One cut short by Ctrl-C may never say so."""
 
 
-class _Message:
-    """A message on its way: a copy of a small one, or the pieces of the sender's memory.
-
-    `taken` means that its receiver reads it at this moment, `done` that its sender need not wait.
-    """
-
-    __slots__ = ("content", "done", "pieces", "sender", "size", "stamp", "taken")
-
-    def __init__(self, sender: int, message: Outgoing) -> None:
-        buffers = message.buffers
-        size = 0
-        for piece in buffers:
-            size += len(piece) if type(piece) is bytes else memoryview(piece).nbytes
-        self.sender = sender
-        self.stamp = message.stamp
-        self.size = size
-        self.taken = False
-        self.done = size <= COPY_BYTES
-        self.content = b""
-        self.pieces: list[memoryview] = []
-        if not self.done:
-            self.pieces = [view for view in map(byte_view, buffers) if len(view)]
-        elif len(buffers) == 1 and type(buffers[0]) is bytes:
-            self.content = buffers[0]  # nobody changes it
-        elif size:
-            self.content = b"".join(buffers)
-
-    def fits(self, slot: Incoming) -> bool:
-        """Whether this is a copy of just what a slot expects."""
-        return (
-            self.done and self.stamp == slot.stamp and self.size == memoryview(slot.buffer).nbytes
-        )
-
-    def copy_to(self, target: memoryview) -> None:
-        if self.done:
-            target[:] = self.content
-            return
-        place = 0
-        for piece in self.pieces:
-            target[place : place + len(piece)] = piece
-            place += len(piece)
-
-
-class _World:
-    """What the ranks of one mesh share: the first failure, who has left, and a mailbox for each."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.lock = threading.Lock()
-        self.mail: list[dict[tuple[int, int], deque[_Message]]] = [{} for _ in range(size)]
-        # A thread that waits leaves a locked lock here, and sleeps until somebody unlocks it. It
-        # costs a third of a Condition, of which a small collective would have two a rank.
-        self.sleepers: list[list[threading.Lock]] = [[] for _ in range(size)]
-        self.failure: Notice | None = None
-        self.left = [False] * size
-        self.lent = Lent()
-
-    def wake(self, rank: int) -> None:
-        """Wake every thread of a rank that waits."""
-        sleepers = self.sleepers[rank]
-        if sleepers:
-            self.sleepers[rank] = []
-            for sleeper in sleepers:
-                sleeper.release()
-
-    def wake_all(self) -> None:
-        for rank in range(self.size):
-            self.wake(rank)
-
-    def fail(self, notice: Notice) -> None:
-        """Record why the job ends; the first reason stays."""
-        with self.lock:
-            if self.failure is None:
-                self.failure = notice
-            self.wake_all()
-
-    def sleep(self, rank: int, sleeper: threading.Lock, seconds: float) -> None:
-        """Sleep until `sleeper`, which is in `sleepers`, is unlocked, at most so long."""
-        try:
-            sleeper.acquire(timeout=min(seconds, _LONGEST_WAIT_S))
-        finally:
-            with self.lock:
-                if sleeper in self.sleepers[rank]:
-                    self.sleepers[rank].remove(sleeper)
-
-    def lie_down(self, rank: int) -> threading.Lock:
-        """A lock to sleep on. Called under the world's lock, where nothing is there to be done."""
-        sleeper = threading.Lock()
-        sleeper.acquire()
-        self.sleepers[rank].append(sleeper)
-        return sleeper
-
-
 class MemoryTransport(NetTransport):
     """One rank of a mesh of threads; `MemoryTransport.mesh(n)` makes all of them."""
 
-    def __init__(self, rank: int, world: _World) -> None:
+    def __init__(self, rank: int, world: World) -> None:
         self._rank = rank
         self._world = world
         self._closed = False
@@ -135,7 +43,7 @@ class MemoryTransport(NetTransport):
         """The transports of all ranks, in rank order, each for one thread or several."""
         if world_size < 1:
             raise UsageError(f"a world has at least one rank; got {world_size}")
-        world = _World(world_size)
+        world = World(world_size)
         return [cls(rank, world) for rank in range(world_size)]
 
     @property
@@ -159,18 +67,44 @@ class MemoryTransport(NetTransport):
         deadline: Deadline,
     ) -> None:
         self._check_exchange(sends, receives)
-        outgoing = [_Message(self._rank, one) for one in sends]
+        outgoing = [Message(self._rank, one) for one in sends]
         receives = self._at_once(sends, outgoing, receives)
         if not receives and not any(one.pieces for one in outgoing):
             return
-        exchange = _Exchange(self._rank, self._world, sends, outgoing, receives)
-        try:
-            while not self._collect(exchange):
-                self._wait(exchange, deadline)
-        finally:
-            exchange.end()
-        if exchange.mismatches:
-            raise MessageMismatch(exchange.mismatches)
+        self._complete(_Exchange(self._rank, self._world, sends, outgoing, receives), deadline)
+
+    def trade(
+        self,
+        tag: int,
+        stamp: bytes,
+        content: bytes,
+        slots: Sequence[tuple[int, memoryview]],
+        *,
+        deadline: Deadline,
+    ) -> None:
+        """As `NetTransport.trade`: small messages that come as expected need no `_Exchange`."""
+        world, rank = self._world, self._rank
+        if len(content) > COPY_BYTES or not self._is_tradeable(tag, stamp, slots):
+            super().trade(tag, stamp, content, slots, deadline=deadline)
+            return
+        message = Message(rank, Outgoing(rank, tag, stamp, (content,)))
+        with world.lock:
+            self._check_open()
+            for peer, _ in slots:
+                world.post(peer, tag, message)
+        done = 0
+        while True:
+            with world.lock:
+                done = self._take_as_expected(tag, stamp, slots, done)
+                if done == len(slots):
+                    return
+                if (slots[done][0], tag) in world.mail[rank] or not self._may_sleep(deadline):
+                    break
+                sleeper = world.lie_down(rank)
+            world.sleep(rank, sleeper, deadline.remaining())
+        # What came is not what was expected, or nothing will: the long way says so.
+        receives = [Incoming(peer, tag, stamp, slot) for peer, slot in slots[done:]]
+        self._complete(_Exchange(rank, world, (), (), receives), deadline)
 
     def abort(self, reason: str | BaseException) -> None:
         if not self._closed:
@@ -194,24 +128,19 @@ class MemoryTransport(NetTransport):
             self._world.wake_all()
 
     def _at_once(
-        self, sends: Sequence[Outgoing], outgoing: Sequence[_Message], receives: Sequence[Incoming]
+        self, sends: Sequence[Outgoing], outgoing: Sequence[Message], receives: Sequence[Incoming]
     ) -> Sequence[Incoming]:
         """Post the messages, and fill the slots whose small messages are here; returns the rest."""
         world = self._world
         with world.lock:
             self._check_open()
             for one, message in zip(sends, outgoing, strict=True):
-                key, mail = (self._rank, one.tag), world.mail[one.peer]
-                if key in mail:
-                    mail[key].append(message)
-                else:
-                    mail[key] = deque((message,))
-                world.wake(one.peer)
+                world.post(one.peer, one.tag, message)
             mail = world.mail[self._rank]
             for place, slot in enumerate(receives):
                 key = slot.peer, slot.tag
                 queue = mail.get(key)
-                if not queue or not queue[0].fits(slot):
+                if not queue or not queue[0].fits(slot.stamp, memoryview(slot.buffer).nbytes):
                     return receives[place:]
                 message = queue.popleft()
                 if not queue:
@@ -219,6 +148,54 @@ class MemoryTransport(NetTransport):
                 if message.size:
                     memoryview(slot.buffer).cast("B")[:] = message.content
         return ()
+
+    def _is_tradeable(
+        self, tag: int, stamp: bytes, slots: Sequence[tuple[int, memoryview]]
+    ) -> bool:
+        """Whether the short way may be gone; where not, the long way refuses what is wrong."""
+        size = self._world.size
+        for peer, slot in slots:
+            if not 0 <= peer < size or slot.readonly or not slot.c_contiguous:
+                return False
+        return 0 <= tag <= MAX_TAG and len(stamp) <= MAX_STAMP_BYTES
+
+    def _take_as_expected(
+        self, tag: int, stamp: bytes, slots: Sequence[tuple[int, memoryview]], done: int
+    ) -> int:
+        """Fill slots, from number `done` on, by small messages that are as expected; how many are
+        done then. Called under the world's lock."""
+        mail = self._world.mail[self._rank]
+        while done < len(slots):
+            peer, slot = slots[done]
+            key = peer, tag
+            queue = mail.get(key)
+            if queue is None or not queue[0].fits(stamp, slot.nbytes):
+                break
+            content = queue[0].content
+            if len(queue) == 1:
+                del mail[key]
+            else:
+                queue.popleft()
+            if content:
+                slot[:] = content
+            done += 1
+        return done
+
+    def _may_sleep(self, deadline: Deadline) -> bool:
+        """Whether nothing is known that would end a wait. Called under the world's lock."""
+        world = self._world
+        ended = self._closed or world.failure is not None or True in world.left
+        return not ended and not deadline.expired()
+
+    def _complete(self, exchange: _Exchange, deadline: Deadline) -> None:
+        """Wait until all of an exchange is done."""
+        try:
+            while not self._collect(exchange):
+                self._wait(exchange, deadline)
+        finally:
+            exchange.end()
+        if exchange.mismatches:
+            raise MessageMismatch(exchange.mismatches)
 
     def _collect(self, exchange: _Exchange) -> bool:
         """Take what has come for the open slots; whether the exchange is done."""
@@ -265,9 +242,9 @@ class _Exchange:
     def __init__(
         self,
         rank: int,
-        world: _World,
+        world: World,
         sends: Sequence[Outgoing],
-        outgoing: Sequence[_Message],
+        outgoing: Sequence[Message],
         receives: Sequence[Incoming],
     ) -> None:
         self._rank = rank
@@ -280,7 +257,7 @@ class _Exchange:
         self.slots = [(one, byte_view(one.buffer)) for one in receives]
         self.mismatches: list[Mismatch] = []
 
-    def take(self) -> tuple[Incoming, memoryview, _Message] | None:
+    def take(self) -> tuple[Incoming, memoryview, Message] | None:
         """The next message that has come for one of the slots, with its slot."""
         mail = self._world.mail[self._rank]
         blocked: set[tuple[int, int]] = set()
@@ -303,7 +280,7 @@ class _Exchange:
         mail = self._world.mail[self._rank]
         return any((slot.peer, slot.tag) in mail for slot, _ in self.slots)
 
-    def fill(self, slot: Incoming, target: memoryview, message: _Message) -> None:
+    def fill(self, slot: Incoming, target: memoryview, message: Message) -> None:
         """Copy a message into its slot, or note that it is not the one expected."""
         try:
             if message.stamp == slot.stamp and message.size == len(target):
@@ -374,7 +351,7 @@ class _Exchange:
             self._world.sleep(self._rank, sleeper, end.remaining())
 
 
-def _mismatch(slot: Incoming, size: int, message: _Message) -> Mismatch:
+def _mismatch(slot: Incoming, size: int, message: Message) -> Mismatch:
     return Mismatch(
         peer=slot.peer,
         tag=slot.tag,

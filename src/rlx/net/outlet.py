@@ -65,30 +65,38 @@ class Outlet:
             size += len(buffer) if isinstance(buffer, bytes) else memoryview(buffer).nbytes
         head = pack_message_header(message.tag, len(message.stamp), size) + message.stamp
         if size <= self._join_bytes and now and not self._queue:
-            self._send_joined(operation, message, b"".join((head, *buffers)))
+            frame = b"".join((head, *buffers))
+            self._send_at_once(operation, message, deque((memoryview(frame),)), len(frame))
             return
         views = deque((memoryview(head),))
         views.extend(view for view in map(byte_view, buffers) if len(view))
+        if now and not self._queue:
+            self._send_at_once(operation, message, views, len(head) + size)
+            return
         self._queue.append(_Sending(operation, message, views, False))
         if now:
             self.flush()
 
-    def _send_joined(self, operation: Operation, message: Outgoing, frame: bytes) -> None:
-        sending = _Sending(operation, message, deque(), False)
+    def _send_at_once(
+        self, operation: Operation, message: Outgoing, views: deque[memoryview], size: int
+    ) -> None:
+        """Send a frame on a stream on which nothing waits; what does not go out now, waits."""
+        sent = 0
         try:
-            sent = self._stream.send(frame)
-            sending.begun = sent > 0
+            if len(views) == 1:
+                sent = self._stream.send(views[0])
+            else:
+                sent = self._stream.sendmsg(pieces_for_one_call(views, self._call_bytes))
         except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            sending.views.append(memoryview(frame))
-            self._queue.append(sending)
-            raise
-        if sent == len(frame):
+            pass
+        finally:
+            if sent < size:
+                drop_sent(views, sent)
+                self._queue.append(_Sending(operation, message, views, sent > 0))
+        if sent == size:
             operation.settle()
-            return
-        sending.views.append(memoryview(frame)[sent:])
-        self._queue.append(sending)
+        elif sent:
+            self.flush()  # until the stream refuses: only then does a ring tell of room
 
     def keep_rest(self, operation: Operation, frame: bytes, sent_bytes: int) -> None:
         """Send the rest of a frame by `flush`; the operation waits for it."""

@@ -166,6 +166,48 @@ def _talk(transport: NetTransport, tag: int, deadline_s: float) -> None:
             assert slots[peer] == expected, f"tag {tag}, call {number}, rank {peer}: came wrong"
 
 
+@MOVING.add("a trade is an exchange of one content with each peer, of any size")
+def trades(transport: NetTransport, *, deadline_s: float = 20.0) -> None:
+    """Whichever way a form has for it. Each rank sends under the stamp and size of the others."""
+    rank, everyone = transport.rank, range(transport.world_size)
+    peers = [*everyone[rank:], *everyone[:rank]]
+    for size in (0, 1, 5000, 16 * 1024, 16 * 1024 + 1, 65536, 65537, 400_000):
+        slots = {peer: bytearray(size) for peer in peers}
+        transport.trade(
+            TAG,
+            b"trade of %d" % size,
+            content(rank, 0, size),
+            [(peer, memoryview(slot)) for peer, slot in slots.items()],
+            deadline=Deadline(deadline_s),
+        )
+        for peer, slot in slots.items():
+            assert slot == content(peer, 0, size), f"{size} bytes from rank {peer} came wrong"
+    _unequal_trade(transport, deadline_s)
+    meet(transport, deadline_s)
+
+
+def _unequal_trade(transport: NetTransport, deadline_s: float) -> None:
+    """A trade in which rank 0 says something else than all others."""
+    rank, everyone = transport.rank, range(transport.world_size)
+    own, other = (b"zero", b"others") if rank == 0 else (b"others", b"zero")
+    slots = {peer: bytearray(b"untouch!") for peer in everyone}
+    pairs = [(peer, memoryview(slot)) for peer, slot in slots.items()]
+
+    def trade() -> None:
+        transport.trade(TAG, own, content(rank, 0, 8), pairs, deadline=Deadline(deadline_s))
+
+    wrong = {peer for peer in everyone if (peer == 0) != (rank == 0)}
+    if wrong:
+        error = raised(MessageMismatch, trade, "a trade of unequal stamps was taken")
+        found = {one.peer: one.stamp for one in error.mismatches}
+        assert found == dict.fromkeys(wrong, other), f"the mismatches of the trade are {found}"
+    else:
+        trade()
+    for peer, slot in slots.items():
+        expected = b"untouch!" if peer in wrong else content(peer, 0, 8)
+        assert slot == expected, f"after a trade of unequal stamps the slot of rank {peer} is wrong"
+
+
 def huge_message(
     transport: NetTransport, *, size_bytes: int = (1 << 31) + 1, deadline_s: float = 120.0
 ) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from rlx.errors import ClosedError, DeadlineExceeded, PeerLost, RemoteError, UsageError
 from rlx.net import Deadline, Incoming, MemoryTransport, MessageMismatch, Outgoing
-from rlx.net import memory as memory_module
-from rlx.net.memory import COPY_BYTES
+from rlx.net import memory_world
+from rlx.net.memory_world import COPY_BYTES
 
 TAG = 5
 LARGE = COPY_BYTES + 1
@@ -109,14 +109,14 @@ def test_only_what_was_not_taken_is_taken_back():
 
 def test_a_sender_whose_time_is_up_waits_for_the_copy_that_has_begun(beside, monkeypatch):
     begun, finish = threading.Event(), threading.Event()
-    copy_to = memory_module._Message.copy_to
+    copy_to = memory_world.Message.copy_to
 
     def slow_copy(message, target):
         begun.set()
         assert finish.wait(PATIENCE_S)
         copy_to(message, target)
 
-    monkeypatch.setattr(memory_module._Message, "copy_to", slow_copy)
+    monkeypatch.setattr(memory_world.Message, "copy_to", slow_copy)
     here, there = MemoryTransport.mesh(2)
     data = bytearray(b"a" * LARGE)
     receiving = beside(receive, there, 0, LARGE)
@@ -134,7 +134,7 @@ def test_a_copy_that_is_cut_short_does_not_keep_its_sender(beside, monkeypatch):
     def interrupted_copy(message, target):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(memory_module._Message, "copy_to", interrupted_copy)
+    monkeypatch.setattr(memory_world.Message, "copy_to", interrupted_copy)
     here, there = MemoryTransport.mesh(2)
     sending = beside(send, here, 1, b"a" * LARGE)
     with pytest.raises(KeyboardInterrupt):

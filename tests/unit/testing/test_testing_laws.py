@@ -149,6 +149,24 @@ class MixesTags(Wrapped):
         )
 
 
+class TradesOnlyWithTheFirst(Wrapped):
+    def trade(self, tag, stamp, content, slots, *, deadline):
+        super().trade(tag, stamp, content, slots[:1], deadline=deadline)
+
+
+class CutsItsTrades(Wrapped):
+    """What is longer than a trade was thought to be is left out."""
+
+    def trade(self, tag, stamp, content, slots, *, deadline):
+        short = [(peer, slot[:65536]) for peer, slot in slots]
+        super().trade(tag, stamp, content[:65536], short, deadline=deadline)
+
+
+class TradesWithoutAStamp(Wrapped):
+    def trade(self, tag, stamp, content, slots, *, deadline):
+        super().trade(tag, b"", content, slots, deadline=deadline)
+
+
 class ReturnsWhenTimeIsUp(Wrapped):
     def exchange(self, sends, receives, *, deadline):
         with contextlib.suppress(DeadlineExceeded):
@@ -270,6 +288,11 @@ BREAKS: dict[str, list[tuple[Callable[[NetTransport], NetTransport], str]]] = {
     ],
     "threads may use one transport at once on different tags": [
         (MixesTags, "came wrong|stamped"),
+    ],
+    "a trade is an exchange of one content with each peer, of any size": [
+        (TradesOnlyWithTheFirst, "1 bytes from rank . came wrong"),
+        (CutsItsTrades, "65537 bytes from rank . came wrong"),
+        (TradesWithoutAStamp, "a trade of unequal stamps was taken"),
     ],
     "a wait without its peer ends, and names the peer": [
         (ReturnsWhenTimeIsUp, "a message came that nobody sent"),
