@@ -20,9 +20,7 @@ from rlx.group.moves import Moves
 from rlx.group.program import program
 from rlx.group.tree import Span, SumPlan, pieces
 from rlx.net import COLLECTIVE_TAG, Heap, Incoming, Outgoing
-
-SMALL_BYTES = 8192
-"""Up to this size a vector goes whole to every rank: a second round costs more than the bytes."""
+from rlx.net.crossovers import WHOLE_SUM_BYTES
 
 _MEETING, _RESULTS, _PIECES = 1, 2, 3  # the rounds of a call, as its stamps number them
 
@@ -55,7 +53,7 @@ def canonical_sum(
 ) -> Sum:
     """The sum as it is moved for vectors of `length` elements. It can be run any number of times,
     one at a time."""
-    small = length * dtype.itemsize <= SMALL_BYTES
+    small = length * dtype.itemsize <= WHOLE_SUM_BYTES
     parts = pieces(length, plan.world_size)
     first, last = (0, length) if small else parts[rank]
     ranks = [rank, *(peer for peer in range(plan.world_size) if peer != rank)]

@@ -12,10 +12,11 @@ from functools import partial
 from typing import Final
 
 from rlx.errors import ClosedError
+from rlx.net.crossovers import EXPRESS_BYTES
 from rlx.net.deadline import Deadline
 from rlx.net.driver import Driver
 from rlx.net.endings import cut, late
-from rlx.net.express import LARGEST_BYTES, Expected, expected, put, take
+from rlx.net.express import Expected, expected, put, take
 from rlx.net.frames import pack_message_header
 from rlx.net.linger import close_softly, nothing_to_say
 from rlx.net.mailbox import Operation, Slot
@@ -53,7 +54,7 @@ class Engine(Driver):
         unsent = unfilled = slots
         with self._mutex:
             operation = Operation(0)
-            if len(content) <= LARGEST_BYTES and self._may_take_express():
+            if len(content) <= EXPRESS_BYTES and self._may_take_express():
                 head = pack_message_header(tag, len(stamp), len(content)) + stamp
                 unsent, unfilled = self._trade(operation, head, content, slots)
             self._finish(

@@ -9,15 +9,13 @@ so is left to the engine, with the messages that are not moved yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
+from rlx.net.crossovers import EXPRESS_BYTES
 from rlx.net.frames import byte_view, pack_message_header
 from rlx.net.links import Link
 from rlx.net.mailbox import Operation
 from rlx.net.transport import Incoming, Outgoing
-
-LARGEST_BYTES: Final = 16 * 1024
-"""The largest content that goes this way. It fits into the buffer of a link with its header."""
 
 Expected: TypeAlias = tuple[Link, bytes, memoryview]
 """A message to come: its link, its header and stamp, and where its content goes."""
@@ -31,7 +29,7 @@ def put(links: Mapping[int, Link], message: Outgoing, operation: Operation) -> b
     size = 0
     for buffer in message.buffers:
         size += len(buffer) if isinstance(buffer, bytes) else memoryview(buffer).nbytes
-    if size > LARGEST_BYTES:
+    if size > EXPRESS_BYTES:
         return False
     head = pack_message_header(message.tag, len(message.stamp), size)
     return link.put_whole(b"".join((head, message.stamp, *message.buffers)), operation)
@@ -43,7 +41,7 @@ def expected(links: Mapping[int, Link], slots: Sequence[Incoming]) -> list[Expec
     for slot in slots:
         link = links.get(slot.peer)
         view = byte_view(slot.buffer)
-        if link is None or not link.may_take or len(view) > LARGEST_BYTES:
+        if link is None or not link.may_take or len(view) > EXPRESS_BYTES:
             return []
         head = pack_message_header(slot.tag, len(slot.stamp), len(view)) + slot.stamp
         found.append((link, head, view))

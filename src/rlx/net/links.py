@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from rlx.errors import RlxError
+from rlx.net.crossovers import DIRECT_BYTES
 from rlx.net.frames import GOODBYE, HEADER, Limits, pack_goodbye, unpack_header
 from rlx.net.mailbox import Arrival, Mailbox, Operation, Parcel, Room, Slot
 from rlx.net.outlet import Outlet
@@ -23,9 +24,6 @@ from rlx.net.ring import RingStream
 from rlx.net.transport import Outgoing
 
 _BUFFER_BYTES: Final = 64 * 1024
-# What is left of a content above this goes straight into its slot; below, one call that also
-# takes the next header is cheaper than the copy that it saves.
-_DIRECT_BYTES: Final = 16 * 1024
 _READ: Final = selectors.EVENT_READ
 _WRITE: Final = selectors.EVENT_WRITE
 
@@ -179,7 +177,7 @@ class Link:
         parcel = self.mailbox.post(slot)
         if parcel is not None:
             self._adopt(parcel, slot)
-        elif self._arrival is None and len(slot.view) > _DIRECT_BYTES:
+        elif self._arrival is None and len(slot.view) > DIRECT_BYTES:
             self._head_bytes = HEADER.size + len(slot.incoming.stamp)
         if self._paused_tag == slot.incoming.tag:
             self._paused_tag = None
@@ -198,7 +196,7 @@ class Link:
                 arrival is not None
                 and arrival.view is not None
                 and self._start == self._end
-                and arrival.size - arrival.at > _DIRECT_BYTES
+                and arrival.size - arrival.at > DIRECT_BYTES
             )
             target = self._rest_of(arrival) if arrival is not None and direct else self._space()
             try:

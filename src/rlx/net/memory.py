@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.errors import ClosedError, DeadlineExceeded, PeerLost, TransportError, UsageError
+from rlx.net.crossovers import COPY_BYTES
 from rlx.net.deadline import Deadline
 from rlx.net.frames import byte_view
 from rlx.net.memory_heap import MemoryHeap
-from rlx.net.memory_world import COPY_BYTES, Message, World
+from rlx.net.memory_world import Message, World
 from rlx.net.notices import Notice
 from rlx.net.transport import (
     MAX_STAMP_BYTES,

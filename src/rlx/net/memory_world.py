@@ -5,13 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+from rlx.net.crossovers import COPY_BYTES
 from rlx.net.frames import byte_view
 from rlx.net.memory_heap import Lent
 from rlx.net.notices import Notice
 from rlx.net.transport import Outgoing
-
-COPY_BYTES = 1 << 16
-"""Up to this size a copy costs less than the wake-up of a sender that waits."""
 
 _LONGEST_WAIT_S = 3600.0
 """One wait for a lock: its clock overflows at deadlines that a user may well give (1e10 s)."""

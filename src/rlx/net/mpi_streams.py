@@ -9,10 +9,10 @@ from collections import deque
 from typing import Any
 
 from rlx.errors import TransportError, UsageError
+from rlx.net.crossovers import INLINE_BYTES
 from rlx.net.mpi_outbox import Outbox
 from rlx.net.mpi_wire import (
     CUT,
-    INLINE_BYTES,
     MAX_CHUNK_BYTES,
     MAX_HEADER_BYTES,
     WHOLE,

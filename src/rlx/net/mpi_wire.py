@@ -20,21 +20,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rlx.errors import LimitExceeded, Malformed
+from rlx.net.crossovers import INLINE_BYTES, PACK_BYTES
 from rlx.net.transport import MAX_STAMP_BYTES, Outgoing
-
-INLINE_BYTES = 1 << 17
-"""A payload up to this size rides in the header's message, and its sender waits for nobody.
-
-Copying it in and out costs no more than the messages, and the waits for them, that it saves. Taken
-alternately in one run on a host with two cores: an all-reduce of 256 KiB on two ranks took 181 us
-with it and 191 us as pieces; one of 512 KiB on four ranks varied too much to tell.
-"""
 
 CHUNK_BYTES = 1 << 30
 MAX_CHUNK_BYTES = (1 << 31) - 1
-JOIN_BYTES = 1 << 16
-"""Of a large message, neighbouring buffers are copied into one piece up to this size."""
-
 MAX_PIECES = 1 << 16
 
 WHOLE = b"\x01"
@@ -137,7 +127,7 @@ def _joined(views: Sequence[memoryview]) -> Iterator[memoryview]:
     run: list[memoryview] = []
     run_bytes = 0
     for view in views:
-        if run and run_bytes + len(view) > JOIN_BYTES:
+        if run and run_bytes + len(view) > PACK_BYTES:
             yield _as_one(run)
             run, run_bytes = [], 0
         run.append(view)

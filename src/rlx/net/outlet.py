@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
+from rlx.net.crossovers import JOIN_BYTES
 from rlx.net.frames import (
     Limits,
     byte_view,
@@ -17,10 +18,6 @@ from rlx.net.frames import (
 from rlx.net.mailbox import Operation, describe
 from rlx.net.ring import RingStream
 from rlx.net.transport import Outgoing
-
-# A frame of up to this many bytes is joined and sent in one plain call, at the price of a copy.
-_JOIN_BYTES: Final = 16 * 1024
-
 
 _REST: Final = Outgoing(0, 0, b"the rest of a message")
 
@@ -46,7 +43,7 @@ class Outlet:
     def __init__(self, stream: socket.socket | RingStream, limits: Limits) -> None:
         self._stream = stream
         self._call_bytes = limits.call_bytes
-        self._join_bytes = _JOIN_BYTES if limits.call_bytes >= 2 * _JOIN_BYTES else -1
+        self._join_bytes = JOIN_BYTES if limits.call_bytes >= 2 * JOIN_BYTES else -1
         self._queue: deque[_Sending] = deque()
 
     @property

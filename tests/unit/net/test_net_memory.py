@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rlx.errors import ClosedError, DeadlineExceeded, PeerLost, RemoteError, UsageError
-from rlx.net import Deadline, Incoming, MemoryTransport, MessageMismatch, Outgoing
-from rlx.net import memory_world
-from rlx.net.memory_world import COPY_BYTES
+from rlx.net import Deadline, Incoming, MemoryTransport, MessageMismatch, Outgoing, memory_world
+from rlx.net.crossovers import COPY_BYTES
 
 TAG = 5
 LARGE = COPY_BYTES + 1

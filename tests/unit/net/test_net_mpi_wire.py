@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlx.errors import LimitExceeded, Malformed, WireError
+from rlx.net.crossovers import INLINE_BYTES, PACK_BYTES
 from rlx.net.mpi_outbox import Outbox
 from rlx.net.mpi_wire import (
-    INLINE_BYTES,
-    JOIN_BYTES,
     MAX_HEADER_BYTES,
     MAX_PIECES,
     cut_by,
@@ -78,7 +77,7 @@ def test_a_small_message_is_a_copy():
 
 def test_many_small_buffers_become_few_pieces():
     parcel = encode_large(Outgoing(0, 1, b"", [b"x" * 100] * 5000), 1 << 30)
-    assert len(parcel.pieces) == -(-5000 // (JOIN_BYTES // 100))
+    assert len(parcel.pieces) == -(-5000 // (PACK_BYTES // 100))
 
 
 @pytest.mark.parametrize(
