@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.errors import ClosedError, DeadlineExceeded, PeerLost, TransportError, UsageError
+from rlx.errors import (
+    ClosedError,
+    DeadlineExceeded,
+    PeerLost,
+    RemoteError,
+    TransportError,
+    UsageError,
+)
 from rlx.net.crossovers import COPY_BYTES
 from rlx.net.deadline import Deadline
 from rlx.net.frames import byte_view
@@ -23,6 +30,7 @@ from rlx.net.transport import (
     Mismatch,
     NetTransport,
     Outgoing,
+    root_cause,
 )
 
 _LONGEST_COPY_S = 60.0
@@ -193,6 +201,9 @@ class MemoryTransport(NetTransport):
         try:
             while not self._collect(exchange):
                 self._wait(exchange, deadline)
+        except (PeerLost, RemoteError) as error:
+            cause = root_cause(error, exchange.mismatches)
+            raise cause from cause.__cause__
         finally:
             exchange.end()
         if exchange.mismatches:

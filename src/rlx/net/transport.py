@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from rlx.errors import LimitExceeded, TransportError, UsageError
+from rlx.errors import LimitExceeded, PeerLost, RemoteError, TransportError, UsageError
 from rlx.net.deadline import Deadline
 from rlx.net.heap import Heap
 
@@ -80,6 +80,19 @@ class MessageMismatch(TransportError):
         self.mismatches = tuple(mismatches)
 
 
+def root_cause(error: BaseException, mismatches: Sequence[Mismatch]) -> BaseException:
+    """What an exchange raises that a rank's end has cut short: a mismatch, if it has seen one.
+
+    A rank that saw it too leaves, a third one misses that rank and says so; who hears of that
+    before its own exchange is done would else blame the rank that left.
+    """
+    if mismatches and isinstance(error, PeerLost | RemoteError):
+        mismatch = MessageMismatch(mismatches)
+        mismatch.__cause__ = error
+        return mismatch
+    return error
+
+
 class NetTransport(ABC):
     """Bytes between the ranks of one job. Made by a form's own constructor, ended by `close`.
 
@@ -119,8 +132,9 @@ class NetTransport(ABC):
         Raises
         ------
         MessageMismatch
-            A message's stamp or size was not what its slot expects. Everything else was still done;
-            the wrong content was read off and dropped, and the slot's buffer was not written.
+            A message's stamp or size was not what its slot expects. Everything else was still done,
+            unless a rank's end cut it short, which is then the `__cause__`; the wrong content was
+            read off and dropped, and the slot's buffer was not written.
         DeadlineExceeded
             Time ran out; `peers` names the ranks not heard from. What was not done is withdrawn:
             no buffer of the caller is touched afterwards. A message cut off midway breaks the link

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rlx.errors import ClosedError, DeadlineExceeded, PeerLost, RemoteError, TransportError
-from rlx.net import Deadline, Incoming, NetTransport
+from rlx.net import Deadline, Incoming, MessageMismatch, NetTransport, Outgoing
 from rlx.testing.law_kit import (
     STAMP,
     TAG,
@@ -143,6 +143,28 @@ def aborting(transport: NetTransport, *, deadline_s: float = 20.0) -> None:
     facts = (error.rank, error.kind, error.message)
     assert facts == (culprit, "ValueError", "bad lr"), f"the error says {facts}"
     transport.abort(error)  # passing it on must not move the blame
+
+
+@ENDING.add("what came wrong is the cause, not a rank that ends because of it", least_ranks=3)
+def first_cause(transport: NetTransport, *, deadline_s: float = 20.0) -> None:
+    """Rank 0 has found a message of rank 1 wrong when the last rank, which it waits for, ends."""
+    culprit, last, deadline = 1, transport.world_size - 1, Deadline(deadline_s)
+    if transport.rank == culprit:
+        send_one(transport, 0, b"wrong size", deadline_s)
+    meet(transport, deadline_s)
+    if transport.rank == last:
+        receive_one(transport, 0, bytearray(4), deadline_s)
+        time.sleep(0.2)
+        transport.abort(PeerLost(culprit, "rank 1 left"))
+    elif transport.rank == 0:
+        slots = [Incoming(peer, TAG, STAMP, bytearray(4)) for peer in (culprit, last)]
+        sends = [Outgoing(last, TAG, STAMP, (b"here",))]
+        error = raised(
+            MessageMismatch,
+            lambda: transport.exchange(sends, slots, deadline=deadline),
+            "what came wrong was taken",
+        )
+        assert [one.peer for one in error.mismatches] == [culprit], f"{error.mismatches} came wrong"
 
 
 def dying(

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from rlx.errors import PeerLost, RemoteError, UsageError
 from rlx.group import ProcessGroup
 from rlx.net import Deadline, MemoryTransport, NetTransport, TcpTransport
+from rlx.testing.outcomes import give_up
 
 T = TypeVar("T")
 Address: TypeAlias = tuple[Any, ...]
@@ -92,7 +93,7 @@ def run_on_mesh(
             results[one.rank] = body(one)
         except BaseException as error:  # a rank's outermost edge
             failures.append((one.rank, error))
-            one.abort(error)
+            give_up(one, error)
 
     threads = {
         one.rank: threading.Thread(

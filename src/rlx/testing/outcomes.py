@@ -85,6 +85,17 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(type(error).__name__, str(error), named_by(error), at_s, text)
 
 
+def give_up(transport: NetTransport, error: BaseException) -> None:
+    """End a rank that raised, as its group would.
+
+    Every rank raises a disagreement by itself, from messages that a notice might overtake.
+    """
+    if isinstance(error, DisagreementError):
+        transport.close()
+    else:
+        transport.abort(error)
+
+
 def watch_ranks(
     transports: Sequence[NetTransport],
     body: Callable[[NetTransport], Any],
@@ -93,8 +104,8 @@ def watch_ranks(
 ) -> list[Outcome | None]:
     """Run `body(transport)` in one thread a rank; how each of them ended, in rank order.
 
-    A rank that raises aborts its transport; nothing is closed. None stands for a rank that had not
-    ended after `watchdog_s`, which is a hang.
+    A rank that raises gives up its transport; the others are not closed. None stands for a rank
+    that had not ended after `watchdog_s`, which is a hang.
     """
     outcomes: list[Outcome | None] = [None] * len(transports)
 
@@ -103,7 +114,7 @@ def watch_ranks(
             outcomes[place] = Outcome(one.rank, result=body(one), finished=True)
         except BaseException as error:  # a rank's outermost edge
             outcomes[place] = Outcome(one.rank, failure=failure_of(error))
-            one.abort(error)
+            give_up(one, error)
 
     threads = [
         threading.Thread(target=run, args=one, name=f"rlx-rank-{one[0]}", daemon=True)

@@ -255,6 +255,14 @@ class ForgetsTheReason(Wrapped):
             raise RemoteError(error.rank, "Abort", "something") from error
 
 
+class NamesTheSymptom(Wrapped):
+    def exchange(self, sends, receives, *, deadline):
+        try:
+            self._whole.exchange(sends, receives, deadline=deadline)
+        except MessageMismatch as error:
+            raise error.__cause__ or error from None
+
+
 class AbortsInSilence(Wrapped):
     def abort(self, reason):
         self._whole.close()
@@ -321,6 +329,9 @@ BREAKS: dict[str, list[tuple[Callable[[NetTransport], NetTransport], str]]] = {
     "when a rank aborts, the others raise its reason with its rank": [
         (ForgetsTheReason, "the error says"),
         (AbortsInSilence, "expected RemoteError; got PeerLost"),
+    ],
+    "what came wrong is the cause, not a rank that ends because of it": [
+        (NamesTheSymptom, "rank 1 left"),
     ],
 }
 
