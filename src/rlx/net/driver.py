@@ -212,6 +212,14 @@ class Driver:
         if self._failure is not None or self._closed is not None:
             return
         self._failure = notice
-        for operation in self._operations:
+        for operation in list(self._operations):
             operation.fail(notice.to_error())
+            self._take_what_came(operation)
         self._watch.wake()
+
+    def _take_what_came(self, operation: Operation) -> None:
+        """Read for an operation that has failed: what has come wrong for it is the cause."""
+        for peer in operation.peers:
+            link = self._links[peer]
+            if link.reads:
+                self._move(link, link.read)

@@ -79,8 +79,13 @@ class Engine(Driver):
             slots = [Slot(operation, incoming) for incoming in receives]
             self._refuse_if_unusable(operation, sends, receives)
             self._operations.add(operation)
-            self._begin(operation, sends, slots)
-            self._wait(operation, deadline)
+            if self._failure is None:
+                self._begin(operation, sends, slots)
+                self._wait(operation, deadline)
+            else:
+                operation.fail(self._failure.to_error())
+                self._begin(operation, (), slots)
+                self._take_what_came(operation)
             if not operation.done:
                 operation.error = late(self._rank, operation, self._links, self._own, deadline)
         finally:
@@ -148,8 +153,6 @@ class Engine(Driver):
     ) -> None:
         if self._closed is not None:
             raise ClosedError(self._closed)
-        if self._failure is not None:
-            raise self._failure.to_error()
         peers = operation.peers
         for message in sends:
             peers.add(message.peer)
@@ -159,6 +162,8 @@ class Engine(Driver):
         for peer in peers:
             link = self._links[peer]
             if link.ending is not None and not link.left and not link.left_by_control:
+                if self._failure is not None:
+                    raise self._failure.to_error()
                 raise link.ending("it is used again")
 
     def _begin(
