@@ -282,6 +282,20 @@ def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
     return [site.graph.slice(cotangent, *_bounds(site))]
 
 
+@vjp(Op.UNFOLD)
+def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
+    axes, shape = site.attributes["axes"], site.inputs[0].shape
+    lengths = [int(shape[axis]) for axis in axes]
+    return [site.graph.fold(cotangent, axes, lengths, site.attributes["steps"])]
+
+
+@vjp(Op.FOLD)
+def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
+    axes = site.attributes["axes"]
+    sizes = [int(size) for size in site.inputs[0].shape.dims[output.shape.rank :]]
+    return [site.graph.unfold(cotangent, axes, sizes, site.attributes["steps"])]
+
+
 @vjp(Op.CONCAT)
 def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
     axis = site.attributes["axis"]

@@ -101,6 +101,16 @@ class View:
             offset += stride * picked.start if len(picked) else 0
         return View(self.storage, self.dtype, tuple(shape), tuple(strides), offset)
 
+    def unfolded(self, axes: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> View:
+        """Windows along axes: see `Builder.unfold`. Windows that overlap share elements."""
+        shape, strides = list(self.shape), list(self.strides)
+        for axis, size, step in zip(axes, sizes, steps, strict=True):
+            shape[axis] = (self.shape[axis] - size) // step + 1
+            strides[axis] = self.strides[axis] * step
+            shape.append(size)
+            strides.append(self.strides[axis])
+        return View(self.storage, self.dtype, tuple(shape), tuple(strides), self.offset)
+
     def reshaped(self, shape: Sequence[int]) -> View | None:
         """The same elements in the same order in another shape; None where that takes a copy."""
         wanted = tuple(shape)

@@ -199,6 +199,34 @@ def _unslice(node: Node, operands: Sequence[Array], bindings: Bindings) -> Array
     return result
 
 
+@_oracle(Op.UNFOLD)
+def _unfold(node: Node, operands: Sequence[Array], bindings: Bindings) -> Array:
+    result = np.zeros(node.shape.bind(bindings), operands[0].dtype)
+    for place in np.ndindex(result.shape):
+        result[place] = operands[0][_source(node, place, operands[0].ndim)]
+    return result
+
+
+@_oracle(Op.FOLD)
+def _fold(node: Node, operands: Sequence[Array], bindings: Bindings) -> Array:
+    wide = np.float64 if node.dtype.is_float else operands[0].dtype
+    result = np.zeros(node.shape.bind(bindings), wide)
+    for place, element in np.ndenumerate(operands[0]):
+        result[_source(node, place, result.ndim)] += element.astype(wide)
+    return result
+
+
+def _source(node: Node, place: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """Where the element at `place` of unfolded windows lies in the array that they slide over."""
+    found = list(place[:rank])
+    attributes = node.attributes
+    for axis, step, inside in zip(
+        attributes["axes"], attributes["steps"], place[rank:], strict=True
+    ):
+        found[axis] = found[axis] * step + inside
+    return tuple(found)
+
+
 def _check(node: Node, indices: Array, count: int) -> None:
     for place, index in np.ndenumerate(indices):
         if not 0 <= index < count:

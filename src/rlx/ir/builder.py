@@ -191,6 +191,28 @@ class Builder(ABC):
         bounds = canonical_bounds(shape, starts, stops, steps)
         return self.add(Op.UNSLICE, [self._id(a)], {"dims": shape.dims, **bounds})
 
+    def unfold(
+        self, a: Value, axes: Sequence[int], sizes: Sequence[int], steps: Sequence[int]
+    ) -> Value:
+        """Windows of `sizes` that slide along `axes`, `steps` apart, as views of `a`.
+
+        Each of the axes, whose length is known, becomes the number of windows that lie wholly in
+        it; the sizes are appended to the shape.
+        """
+        found = tuple(_axis("unfold", a.shape, axis) for axis in axes)
+        attributes = {"axes": found, "sizes": tuple(sizes), "steps": tuple(steps)}
+        return self.add(Op.UNFOLD, [self._id(a)], attributes)
+
+    def fold(
+        self, a: Value, axes: Sequence[int], lengths: Sequence[int], steps: Sequence[int]
+    ) -> Value:
+        """The sum of windows in the places where `unfold` takes them from axes of `lengths`.
+
+        Elements that lie in several windows are added in the order of their places there.
+        """
+        attributes = {"axes": tuple(axes), "lengths": tuple(lengths), "steps": tuple(steps)}
+        return self.add(Op.FOLD, [self._id(a)], attributes)
+
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         """The values one after the other along `axis`."""
         if not values:

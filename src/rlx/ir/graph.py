@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import GraphError
-from rlx.ir.builder import Builder
 from rlx.ir.dims import Dim, is_name, names_of
 from rlx.ir.dtype import DType
 from rlx.ir.inference import ValueType, infer
+from rlx.ir.layers import LayerBuilder
 from rlx.ir.ops import CATALOGUE, Kind, Op
 from rlx.ir.shape import Shape
 from rlx.ir.value import Value
@@ -48,7 +48,7 @@ class Node:
         return f"%{self.id} = {self.op.value}({', '.join(operands + details)}) : {self.type}"
 
 
-class Graph(Builder):
+class Graph(LayerBuilder):
     """A computation as data: inputs, parameters and ops, in the order in which they were built.
 
     Each method that adds a node checks it at once and raises `GraphError` there, so a wrong graph

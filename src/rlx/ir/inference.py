@@ -16,6 +16,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.ops import CATALOGUE, BinaryOp, Op, UnaryOp
 from rlx.ir.shape import Shape, broadcast_shapes, broadcasts_to
 from rlx.ir.slices import sliced_dims
+from rlx.ir.windows import folded_dims, unfolded_dims
 
 
 class ValueType(NamedTuple):
@@ -262,6 +263,20 @@ def _unslice(types: tuple[ValueType, ...], attributes: Attributes) -> ValueType:
     if part != shape:
         raise GraphError(f"unslice: that slice of {whole} is {part}; got {shape}")
     return ValueType(dtype, whole)
+
+
+@_rule(Op.UNFOLD)
+def _unfold(types: tuple[ValueType, ...], attributes: Attributes) -> ValueType:
+    dtype, shape = types[0]
+    return ValueType(dtype, Shape(unfolded_dims(shape, attributes)))
+
+
+@_rule(Op.FOLD)
+def _fold(types: tuple[ValueType, ...], attributes: Attributes) -> ValueType:
+    dtype, shape = types[0]
+    if not dtype.is_number:
+        raise GraphError(f"fold adds numbers; got {types[0]}")
+    return ValueType(dtype, Shape(folded_dims(shape, attributes)))
 
 
 @_rule(Op.CONCAT)

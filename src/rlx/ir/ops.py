@@ -64,6 +64,8 @@ class Op(enum.Enum):
     BROADCAST = "broadcast"
     SLICE = "slice"
     UNSLICE = "unslice"
+    UNFOLD = "unfold"
+    FOLD = "fold"
     CONCAT = "concat"
     GATHER = "gather"
     SCATTER_ADD = "scatter_add"
@@ -167,6 +169,8 @@ CATALOGUE: dict[Op, Signature] = {
     Op.BROADCAST: Signature(1, (("dims", Kind.DIMS),)),
     Op.SLICE: Signature(1, _BOUNDS),
     Op.UNSLICE: Signature(1, (("dims", Kind.DIMS), *_BOUNDS)),
+    Op.UNFOLD: Signature(1, (("axes", Kind.AXES), ("sizes", Kind.AXES), ("steps", Kind.AXES))),
+    Op.FOLD: Signature(1, (("axes", Kind.AXES), ("lengths", Kind.AXES), ("steps", Kind.AXES))),
     Op.CONCAT: Signature(None, _AXIS),
     Op.GATHER: Signature(2),
     Op.SCATTER_ADD: Signature(2, (("rows", Kind.DIM),)),

@@ -145,6 +145,36 @@ def test_shapes():
     check_one(lambda graph, a, b, c: graph.concat([a, b, c], 1), pair)
 
 
+def test_windows():
+    x = {"a": values(2, 5, 4, 2)}
+    check_one(lambda graph, a: graph.unfold(a, (1, 2), (3, 2), (2, 1)), x)
+    check_one(lambda graph, a: graph.unfold(a, (0, 3), (1, 1), (2, 1)), x)
+    folded = {"a": values(2, 2, 3, 3, 2)}
+    check_one(lambda graph, a: graph.fold(a, (1, 2), (5, 4), (2, 1)), folded)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("stride", "padding"), [(1, 0), ((2, 1), (1, 2)), (3, 1)])
+def test_convolutions(stride, padding, groups):
+    arrays = {"x": values(2, 5, 4, 2), "w": values(3, 2, 2 // groups, 4, seed=1)}
+    build = lambda graph, x, w: graph.conv2d(  # noqa: E731
+        x, w, stride=stride, padding=padding, groups=groups
+    )
+    check_one(build, arrays)
+
+
+@pytest.mark.parametrize("stride", [None, 1])
+def test_pooling(stride):
+    x = {"x": values(2, 5, 4, 2)}
+    check_one(lambda graph, x: graph.max_pool2d(x, 2, stride=stride), x)
+    check_one(lambda graph, x: graph.avg_pool2d(x, (3, 2), stride=stride), x)
+
+
+def test_layer_norm():
+    arrays = {"x": values(3, 5), "gain": values(5, seed=1), "bias": values(5, seed=2)}
+    check_one(lambda graph, x, gain, bias: graph.layer_norm(x, gain, bias), arrays)
+
+
 def test_indices():
     rows = np.array([[2, 0], [2, 1]])
     check_one(lambda graph, a, i: graph.gather(a, i), {"a": values(3, 4), "i": rows})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy
@@ -38,6 +39,11 @@ def _sliced(node: Node, operand: View, shape: tuple[int, ...]) -> View | None:
     return operand.sliced(*_bounds(node))
 
 
+def _unfolded(node: Node, operand: View, shape: tuple[int, ...]) -> View | None:
+    attributes = node.attributes
+    return operand.unfolded(attributes["axes"], attributes["sizes"], attributes["steps"])
+
+
 def _same_dtype(node: Node, operand: View, shape: tuple[int, ...]) -> View | None:
     return operand if operand.dtype is node.dtype else None
 
@@ -46,6 +52,7 @@ KERNELS[Op.RESHAPE] = Kernel(_reshape_by_copy, alias=_reshaped)
 KERNELS[Op.TRANSPOSE] = Kernel(_copied, alias=_transposed)
 KERNELS[Op.BROADCAST] = Kernel(_copied, alias=_broadcast)
 KERNELS[Op.SLICE] = Kernel(_copied, alias=_sliced)
+KERNELS[Op.UNFOLD] = Kernel(_copied, alias=_unfolded)
 KERNELS[Op.CAST] = Kernel(_copied, alias=_same_dtype)
 
 
@@ -57,6 +64,32 @@ def _unslice(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> 
     if part.size != out.size:
         emit.call(numpy.copyto, out, number(0, out.dtype))
     emit.copy(part, operands[0])
+
+
+@kernel(Op.FOLD)
+def _fold(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> None:
+    """One addition for each place in a window: of all windows at once, which do not meet there."""
+    windows, rank = emit.widened(operands[0]), len(out.shape)
+    axes, steps = node.attributes["axes"], node.attributes["steps"]
+    wide = emit.wide_like(out)
+    emit.call(numpy.copyto, wide, number(0, wide.dtype))
+    for places in itertools.product(*map(range, windows.shape[rank:])) if windows.size else ():
+        starts, stops, strides = [0] * rank, list(out.shape), [1] * rank
+        for axis, place, step in zip(axes, places, steps, strict=True):
+            starts[axis], strides[axis] = place, step
+            stops[axis] = place + step * (windows.shape[axis] - 1) + 1
+        target = wide.sliced(starts, stops, strides)
+        emit.ufunc(numpy.add, target, _one_place(windows, rank, places), target)
+    emit.narrow(out, wide)
+
+
+def _one_place(windows: View, rank: int, places: Sequence[int]) -> View:
+    """The elements of all windows at one place in them."""
+    whole = windows.shape[:rank]
+    starts, stops = [0] * rank + list(places), list(whole) + [one + 1 for one in places]
+    part = windows.sliced(starts, stops, [1] * len(starts)).reshaped(whole)
+    assert part is not None
+    return part
 
 
 @kernel(Op.CONCAT)

@@ -1,0 +1,146 @@
+"""Layers made of ops: what a model calls by one name, and a graph holds as a few nodes.
+
+Images are [N, H, W, C], channels last: a convolution is then one matrix product over windows whose
+elements lie together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.errors import GraphError
+from rlx.ir.builder import Builder
+from rlx.ir.dims import product
+from rlx.ir.dtype import DType
+from rlx.ir.ops import BinaryOp, ReduceOp, UnaryOp
+from rlx.ir.value import Value
+
+
+class LayerBuilder(Builder):
+    """Convolution, pooling and normalisation.
+
+    Every size, stride and padding is an int, or one for each axis.
+    """
+
+    def conv2d(
+        self,
+        x: Value,
+        kernel: Value,
+        *,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        groups: int = 1,
+    ) -> Value:
+        """The cross-correlation of images [N, H, W, C] with `kernel` [KH, KW, C / groups, F].
+
+        The result is [N, (H + 2 padding - KH) // stride + 1, the same of W, F]. `padding` rows and
+        columns of zeros are put on each side first. With groups, the g-th part of the channels
+        meets the g-th part of the filters alone. H, W and all of the kernel's dimensions are ints.
+        """
+        n, height, width, channels = _image("conv2d", x)
+        if kernel.shape.rank != 4 or not all(isinstance(dim, int) for dim in kernel.shape):
+            raise GraphError(f"conv2d takes a kernel [KH, KW, C / groups, F]; got {kernel.shape}")
+        high, wide, depth, filters = (int(dim) for dim in kernel.shape)
+        if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+            raise GraphError(f"conv2d: groups is an int of at least 1; got {groups!r}")
+        if depth * groups != channels or filters % groups:
+            raise GraphError(
+                f"conv2d: {channels} channels, {filters} filters and {groups} group(s) do not suit "
+                f"a kernel {kernel.shape}: it has C / groups channels, and groups divides F"
+            )
+        rows, columns = _pair("conv2d: padding", padding, least=0)
+        if rows or columns:
+            x = self.unslice(
+                x,
+                [n, height + 2 * rows, width + 2 * columns, channels],
+                [None, rows, columns, None],
+                [None, rows + height, columns + width, None],
+            )
+        steps = _pair("conv2d: stride", stride, least=1)
+        size = high * wide * depth
+        if groups == 1:
+            windows = self.unfold(x, (1, 2), (high, wide), steps)
+            places = windows.shape.dims[:3]
+            flat = self.transpose(windows, (0, 1, 2, 4, 5, 3)).reshape(*places, size)
+            return flat @ kernel.reshape(size, filters)
+        parts = x.reshape(*x.shape.dims[:3], groups, depth)
+        windows = self.unfold(parts, (1, 2), (high, wide), steps)
+        places = windows.shape.dims[:3]
+        flat = self.transpose(windows, (3, 0, 1, 2, 5, 6, 4)).reshape(groups, product(places), size)
+        each = self.transpose(kernel.reshape(size, groups, filters // groups), (1, 0, 2))
+        return self.transpose(flat @ each, (1, 0, 2)).reshape(*places, filters)
+
+    def max_pool2d(
+        self, x: Value, size: int | Sequence[int], *, stride: int | Sequence[int] | None = None
+    ) -> Value:
+        """The greatest element of each window of images [N, H, W, C], channel by channel.
+
+        Windows are `stride` apart (`size` unless said) and lie wholly in the image.
+        """
+        return self._pool("max_pool2d", ReduceOp.MAX, x, size, stride)
+
+    def avg_pool2d(
+        self, x: Value, size: int | Sequence[int], *, stride: int | Sequence[int] | None = None
+    ) -> Value:
+        """The mean of each window; otherwise as `max_pool2d`."""
+        return self._pool("avg_pool2d", ReduceOp.MEAN, x, size, stride)
+
+    def layer_norm(
+        self,
+        x: Value,
+        gain: Value | None = None,
+        bias: Value | None = None,
+        *,
+        epsilon: float = 1e-5,
+    ) -> Value:
+        """(x - mean) / sqrt(variance + epsilon) over the last axis, times `gain`, plus `bias`.
+
+        The variance is the mean square deviation (not n - 1). `gain` and `bias` broadcast against
+        x. F16 and BF16 are computed in F32 and rounded once, since their squares overflow.
+        Source: Ba, Kiros, Hinton, "Layer Normalization", arXiv 1607.06450.
+        """
+        if x.shape.rank < 1 or not x.dtype.is_float:
+            raise GraphError(f"layer_norm takes floats with an axis; got {x.dtype}{x.shape}")
+        if not 0 < epsilon < float("inf"):
+            raise GraphError(f"layer_norm: epsilon is positive and finite; got {epsilon!r}")
+        dtype = DType.F32 if x.dtype in (DType.F16, DType.BF16) else x.dtype
+        wide = x.cast(dtype)
+        centred = wide - wide.mean(-1, keepdims=True)
+        variance = (centred * centred).mean(-1, keepdims=True)
+        scaled = centred / self.unary(UnaryOp.SQRT, variance + epsilon)
+        for operand, op in ((gain, BinaryOp.MUL), (bias, BinaryOp.ADD)):
+            if operand is not None:
+                if operand.dtype is not x.dtype:
+                    raise GraphError(f"layer_norm: x is {x.dtype}, but got a {operand.dtype} too")
+                scaled = self.binary(op, scaled, operand.cast(dtype))
+        return scaled.cast(x.dtype)
+
+    def _pool(
+        self,
+        what: str,
+        op: ReduceOp,
+        x: Value,
+        size: int | Sequence[int],
+        stride: int | Sequence[int] | None,
+    ) -> Value:
+        _image(what, x)
+        sizes = _pair(f"{what}: size", size, least=1)
+        steps = sizes if stride is None else _pair(f"{what}: stride", stride, least=1)
+        return self.reduce(op, self.unfold(x, (1, 2), sizes, steps), (4, 5))
+
+
+def _image(what: str, x: Value) -> tuple[int | str, int, int, int]:
+    if x.shape.rank != 4:
+        raise GraphError(f"{what} takes images [N, H, W, C]; got {x.shape}")
+    n, height, width, channels = x.shape.dims
+    if isinstance(height, str) or isinstance(width, str) or isinstance(channels, str):
+        raise GraphError(f"{what}: H, W and C are known when the graph is built; got {x.shape}")
+    return n, height, width, channels
+
+
+def _pair(what: str, given: int | Sequence[int], *, least: int) -> tuple[int, int]:
+    pair = (given, given) if isinstance(given, int) else tuple(given)
+    good = all(isinstance(one, int) and not isinstance(one, bool) and one >= least for one in pair)
+    if len(pair) != 2 or not good:
+        raise GraphError(f"{what} is an int >= {least}, or two of them; got {given!r}")
+    return pair[0], pair[1]
