@@ -1,4 +1,4 @@
-"""Measured comparisons: what starting costs, and what collectives and links cost.
+"""Measured comparisons: what starting, a step, collectives and links cost.
 
 Machines are shared and noisy, so things are compared in one run, in turns, and reported as medians
 and ratios of medians. This room measures; it asserts nothing. Only `cli` uses it. Other libraries
@@ -17,8 +17,10 @@ from rlx.bench.goals import CONTENDERS as GOALS_CONTENDERS
 from rlx.bench.goals import goals_json, goals_table, measure_goals
 from rlx.bench.links import SIZES_BYTES as LINK_SIZES_BYTES
 from rlx.bench.links import Links, links_json, links_table, measure_links
+from rlx.bench.models import MODELS
 from rlx.bench.stages import OwnRanks, Stage, StartedWorlds
 from rlx.bench.startup import measure_startup
+from rlx.bench.steps import Steps, measure_steps
 from rlx.bench.subjects import NativeMpiSubject, RlxSubject, version_of_mpi
 from rlx.bench.tables import Row, as_json, as_table
 
@@ -27,6 +29,7 @@ __all__ = [
     "CONTENDERS",
     "GOALS_CONTENDERS",
     "LINK_SIZES_BYTES",
+    "MODELS",
     "SIZES_BYTES",
     "Collectives",
     "Links",
@@ -36,6 +39,7 @@ __all__ = [
     "Row",
     "Stage",
     "StartedWorlds",
+    "Steps",
     "as_json",
     "as_table",
     "baseline_named",
@@ -50,5 +54,6 @@ __all__ = [
     "measure_goals",
     "measure_links",
     "measure_startup",
+    "measure_steps",
     "version_of_mpi",
 ]

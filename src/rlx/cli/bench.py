@@ -36,6 +36,11 @@ _LINKS = """\
 Time messages between each pair of ranks: half of a round trip of 4 bytes, and how fast long ones
 go one way. The slowest pair is named. `--transport` and `--against` as for collectives."""
 
+_STEP = """\
+Time a step (forward, backward, SGD with momentum 0.9) of four small models on one rank and one BLAS
+thread, beside the same models in PyTorch, eager, on one thread, where that is installed: A, a
+linear regression; B, an MLP; C, a CNN; D, a GPT-like model. The first losses of both must agree."""
+
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 << 20, "G": 1 << 30}
 _MOST_BYTES = 1 << 31
 
@@ -50,6 +55,19 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     whats = bench.add_subparsers(title="what to measure", required=True, metavar="WHAT")
     startup = _add(whats, "startup", "fresh interpreters that import", None, _startup)
     startup.description = "Time fresh interpreters that import rlx, and numpy, in turns."
+    step = _add(whats, "step", "training steps, beside PyTorch", None, _step)
+    step.description = _STEP
+    step.add_argument("--models", default="A,B,C,D", metavar="LETTER,...", help="(%(default)s)")
+    step.add_argument(
+        "--batch", type=int, metavar="N", help="rows a step, in place of each model's"
+    )
+    step.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=5.0,
+        metavar="S",
+        help="about how long to measure each model; three turns at least (%(default)s)",
+    )
     for name, help_text, description, run, seconds in (
         ("collectives", "collectives between ranks", _COLLECTIVES, _collectives, 20.0),
         ("links", "messages between each pair of ranks", _LINKS, _links, 10.0),
@@ -110,6 +128,20 @@ def _startup(options: argparse.Namespace) -> None:
 
     rows = bench.measure_startup()
     _print(bench.as_json(rows) if options.json else bench.as_table(rows))
+
+
+def _step(options: argparse.Namespace) -> None:
+    from rlx import bench
+
+    letters = _listed(options.models)
+    for letter in letters:
+        if letter not in bench.MODELS:
+            raise ConfigError(f"--models: there is no {letter!r}; known: {', '.join(bench.MODELS)}")
+    if options.batch is not None and options.batch < 1:
+        raise ConfigError(f"--batch is at least 1; got {options.batch}")
+    steps = bench.measure_steps(letters, seconds=options.seconds, batch=options.batch)
+    table = bench.as_table(steps.rows) + "".join(f"{note}\n" for note in steps.notes)
+    _print(bench.as_json(steps.rows) if options.json else table)
 
 
 def _collectives(options: argparse.Namespace) -> None:

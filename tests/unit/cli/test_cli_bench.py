@@ -86,6 +86,8 @@ def test_what_a_person_reads_and_a_baseline_that_is_not_there(tmp_path):
         (("collectives", "--sizes", "4X"), "is no size"),
         (("collectives", "--seconds", "nan"), "is no number of seconds"),
         (("startup", "-n", "2"), "bench takes no '-n'"),
+        (("step", "--models", "A,E"), "there is no 'E'; known: A, B, C, D"),
+        (("step", "--batch", "0"), "--batch is at least 1"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments, text):
@@ -183,6 +185,12 @@ def test_nothing_is_left_of_a_measurement_that_is_ended(tmp_path, number, status
     assert not left
     if number != signal.SIGKILL:
         assert not list(tmp_path.glob("rlx-bench-*"))
+
+
+def test_a_step_is_timed_turn_by_turn():
+    table = measured("step", "--models", "A", "--seconds", "0", "--batch", "3")
+    assert table["rows"][0]["name"] == "A: batch 3, rlx"
+    assert len(table["rows"][0]["seconds"]) >= 3
 
 
 def test_startup_compares_with_numpy():
