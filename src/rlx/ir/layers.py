@@ -126,7 +126,8 @@ class LayerBuilder(Builder):
         _image(what, x)
         sizes = _pair(f"{what}: size", size, least=1)
         steps = sizes if stride is None else _pair(f"{what}: stride", stride, least=1)
-        return self.reduce(op, self.unfold(x, (1, 2), sizes, steps), (4, 5))
+        windows = self.transpose(self.unfold(x, (1, 2), sizes, steps), (0, 1, 2, 4, 5, 3))
+        return self.reduce(op, windows, (3, 4))
 
 
 def _image(what: str, x: Value) -> tuple[int | str, int, int, int]:

@@ -53,6 +53,26 @@ def test_a_reduction_is_numpys(op, dtype, axes, keepdims):
     assert_close(found, oracle, 16)
 
 
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1), (1, 2), (2,)], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+@pytest.mark.parametrize("op", REDUCE, ids=str)
+def test_a_reduction_of_few_places_and_long_rows_is_numpys(op, dtype, axes, keepdims):
+    x = numbers(np.random.default_rng(5), (3, 4, 16), dtype, 0.6, 1.4)
+    found, oracle = run_op(lambda g, v: g.reduce(op, v, axes, keepdims), x, how="transposed")
+    source = wide(x) if dtype.is_float else x
+    assert_close(found, REDUCE[op](source, axis=axes, keepdims=keepdims), 16)
+    assert_close(found, oracle, 16)
+
+
+def test_a_maximum_of_few_places_propagates_nan():
+    x = np.ones((4, 16), np.float32)
+    x[2, 5] = np.nan
+    for op in (ReduceOp.MAX, ReduceOp.MIN):
+        found, _ = run_op(lambda g, v, op=op: g.reduce(op, v, [0]), x)
+        assert np.isnan(found).tolist() == [place == 5 for place in range(16)]
+
+
 @pytest.mark.parametrize("how", DISGUISES)
 @pytest.mark.parametrize("op", REDUCE, ids=str)
 def test_a_reduction_takes_operands_of_any_layout(op, how):

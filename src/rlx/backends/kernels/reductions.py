@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -12,19 +13,48 @@ from rlx.backends.kernels.table import Emitter, kernel, number
 from rlx.backends.layout import View
 from rlx.ir import DType, Node, Op
 
-_REDUCE: dict[Op, Callable[..., Any]] = {
-    Op.REDUCE_SUM: numpy.add.reduce,
-    Op.REDUCE_PROD: numpy.multiply.reduce,
-    Op.REDUCE_MAX: numpy.maximum.reduce,
-    Op.REDUCE_MIN: numpy.minimum.reduce,
+_COMBINE: dict[Op, numpy.ufunc] = {
+    Op.REDUCE_SUM: numpy.add,
+    Op.REDUCE_PROD: numpy.multiply,
+    Op.REDUCE_MAX: numpy.maximum,
+    Op.REDUCE_MIN: numpy.minimum,
 }
+_REDUCE: dict[Op, Callable[..., Any]] = {op: one.reduce for op, one in _COMBINE.items()}
+
+# Up to so many places along the reduced axes, and from so many elements along the last axis on, one
+# call a place is faster: a 2 x 2 maximum over F32[32, 13, 13, 2, 2, 16] took 0.3 of the time.
+_FEW = 16
+_LONG = 8
 
 
 def reduce_into(
     emit: Emitter, op: Op, a: View, axes: tuple[int, ...], keepdims: bool, out: View
 ) -> None:
     """Emit the reduction of `a` into `out`, both of one dtype that is accumulated as it is."""
-    emit.call(_REDUCE[op], a, axes, None, out, keepdims)
+    count = prod(a.shape[axis] for axis in axes)
+    if 1 < count <= _FEW and len(a.shape) - 1 not in axes and a.shape[-1] >= _LONG:
+        _by_places(emit, op, a, axes, out)
+    else:
+        emit.call(_REDUCE[op], a, axes, None, out, keepdims)
+
+
+def _by_places(emit: Emitter, op: Op, a: View, axes: tuple[int, ...], out: View) -> None:
+    """One call for each place along the reduced axes: numpy's own reduction would loop over the
+    few places innermost, call by call."""
+    kept = tuple(size for axis, size in enumerate(a.shape) if axis not in axes)
+    target = out.reshaped(kept)
+    assert target is not None
+    parts = []
+    for places in itertools.product(*(range(a.shape[axis]) for axis in axes)):
+        starts, stops = [0] * len(a.shape), list(a.shape)
+        for axis, place in zip(axes, places, strict=True):
+            starts[axis], stops[axis] = place, place + 1
+        part = a.sliced(starts, stops, [1] * len(starts)).reshaped(kept)
+        assert part is not None
+        parts.append(part)
+    emit.ufunc(_COMBINE[op], parts[0], parts[1], target)
+    for part in parts[2:]:
+        emit.ufunc(_COMBINE[op], target, part, target)
 
 
 @kernel(Op.REDUCE_SUM, Op.REDUCE_PROD)
