@@ -107,7 +107,9 @@ def test_under_mpirun_an_exception_is_told_once_with_its_rank_and_the_job_fails(
     status, errors, seconds = under_mpirun(tmp_path, "raise")
     assert status not in (0, None)
     assert errors.count('raise ValueError("Test")') == 1, errors
-    assert "ValueError: Test\non rank 0 of 2" in errors
+    # Under load mpirun may put a line of its own between any two.
+    assert "ValueError: Test\n" in errors
+    assert "on rank 0 of 2" in errors
     assert seconds < 10 + WATCHDOG_S / 4
 
 

@@ -57,11 +57,14 @@ def take(wanted: Sequence[Expected], looks: int, go_on: Callable[[], bool]) -> l
     while True:
         left = []
         is_other = False
+        waiting: set[Link] = set()
         for place in missing:
             link, head, view = wanted[place]
-            taken = link.take_expected(head, view)
+            # What comes just after a look in vain is the earlier slot's, not the next one's.
+            taken = None if link in waiting else link.take_expected(head, view)
             if not taken:
                 left.append(place)
+                waiting.add(link)
                 is_other = is_other or taken is False
         missing = left
         looks -= 1

@@ -19,6 +19,7 @@ from rlx.errors import (
     UnknownVersion,
     UsageError,
 )
+from rlx.net import express
 from rlx.net.deadline import Deadline
 from rlx.net.frames import HEADER, MAGIC, MESSAGE, VERSION, pack_message_header
 from rlx.net.transport import Incoming, MessageMismatch, Outgoing
@@ -349,3 +350,26 @@ def test_what_no_form_can_carry_is_refused_before_anything_is_sent():
                 )
         with pytest.raises(DeadlineExceeded):
             receive(second, 0, 1, 1, seconds=0.1)
+
+
+def test_a_message_that_comes_between_two_looks_goes_to_the_first_slot_that_waits():
+    """Two slots for messages of one stamp: the first look finds nothing, the second one both."""
+
+    class Late:
+        """A link on which the first message comes after the first look."""
+
+        def __init__(self):
+            self.looks = 0
+            self.messages = [b"1", b"2"]
+
+        def take_expected(self, head, view):
+            self.looks += 1
+            if self.looks == 1:
+                return None
+            view[:] = self.messages.pop(0)
+            return True
+
+    link, slots = Late(), [bytearray(1), bytearray(1)]
+    wanted = [(link, b"head", memoryview(slot)) for slot in slots]
+    assert express.take(wanted, 10, lambda: True) == []
+    assert slots == [b"1", b"2"]
