@@ -131,7 +131,6 @@ class PieceSum:
         self._heap = heap if self._terms else None
         self._has_far = len(self._terms) < len(self._peers)
         self._records = [(peer, memoryview(terms.record)) for peer, terms in self._terms.items()]
-        self._nothing = [(peer, memoryview(bytearray())) for peer in self._peers]
 
     def run(self, nodes: Nodes, out: np.ndarray, call: Call, moves: Moves) -> None:
         """As `Sum.run`."""
@@ -237,7 +236,7 @@ class PieceSum:
             if there is not None:
                 there[:] = mine
         if loan.has_out and not self._has_far and all(there is not None for there in outs):
-            moves.trade(call, _RESULTS, b"", self._nothing)
+            moves.meet(call, _RESULTS)
             return
         stamp = call.stamp(_RESULTS)
         content = (bytes_of(mine),)

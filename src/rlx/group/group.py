@@ -124,9 +124,7 @@ class ProcessGroup(Shuffles):
     def barrier(self, *, name: str | None = None) -> None:
         """Wait until every rank is here."""
         with self._calling("barrier", [], name) as call:
-            self._moves.trade(
-                call, 1, b"", [(peer, memoryview(bytearray())) for peer in self._others()]
-            )
+            self._moves.meet(call)
 
     def send(self, destination: int, data: Buffer) -> None:
         """Send bytes to one rank, which calls `receive`."""
@@ -176,7 +174,7 @@ class ProcessGroup(Shuffles):
         array = self.empty(shape, dtype)
         arrays.checked("window", array)[...] = 0
         with self._calling("window", [shown(array)], name) as call:
-            self._round(call, {}, {})
+            self._moves.meet(call)
         return Window(array, self.world_size, lambda parts: self.all_to_all_v(parts, name=name))
 
     def abort(self, reason: str | BaseException) -> None:

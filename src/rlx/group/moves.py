@@ -13,6 +13,8 @@ class Moves:
 
     def __init__(self, transport: NetTransport) -> None:
         self._transport = transport
+        others = [peer for peer in range(transport.world_size) if peer != transport.rank]
+        self._nothing = [(peer, memoryview(bytearray())) for peer in others]
 
     def exchange(self, call: Call, sends: Sequence[Outgoing], receives: Sequence[Incoming]) -> None:
         """Any messages, which have the call's stamp already."""
@@ -34,6 +36,10 @@ class Moves:
             self._transport.trade(COLLECTIVE_TAG, stamp, content, slots, deadline=call.deadline)
         except MessageMismatch as error:
             raise self._disagreement(call, error) from None
+
+    def meet(self, call: Call, round_number: int = 1) -> None:
+        """Wait until every rank is at this round."""
+        self.trade(call, round_number, b"", self._nothing)
 
     def _disagreement(self, call: Call, error: MessageMismatch) -> Exception:
         transport = self._transport

@@ -21,7 +21,7 @@ from rlx.net.frames import pack_message_header
 from rlx.net.linger import close_softly, nothing_to_say
 from rlx.net.mailbox import Operation, Slot
 from rlx.net.notices import Notice
-from rlx.net.transport import Incoming, MessageMismatch, Outgoing, root_cause
+from rlx.net.transport import Incoming, MessageMismatch, Outgoing, raise_cause
 
 _LINGER_S: Final = 2.0
 _LEAVE_S: Final = 5.0
@@ -91,7 +91,7 @@ class Engine(Driver):
         finally:
             self._leave(operation)
         if operation.error is not None:
-            raise root_cause(operation.error, operation.mismatches)
+            raise_cause(operation.error, operation.mismatches)
         if operation.mismatches:
             raise MessageMismatch(operation.mismatches)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from rlx.net.crossovers import EXPRESS_BYTES
-from rlx.net.frames import byte_view, pack_message_header
+from rlx.net.frames import byte_view, content_bytes, pack_message_header
 from rlx.net.links import Link
 from rlx.net.mailbox import Operation
 from rlx.net.transport import Incoming, Outgoing
@@ -26,9 +26,7 @@ def put(links: Mapping[int, Link], message: Outgoing, operation: Operation) -> b
     link = links.get(message.peer)
     if link is None or not link.is_quiet:
         return False
-    size = 0
-    for buffer in message.buffers:
-        size += len(buffer) if isinstance(buffer, bytes) else memoryview(buffer).nbytes
+    size = content_bytes(message.buffers)
     if size > EXPRESS_BYTES:
         return False
     head = pack_message_header(message.tag, len(message.stamp), size)

@@ -90,6 +90,14 @@ def unpack_header(
     return MESSAGE, tag, stamp_bytes, content_bytes
 
 
+def content_bytes(buffers: Iterable[Buffer]) -> int:
+    """How many bytes the pieces of a content have together."""
+    size = 0
+    for buffer in buffers:
+        size += len(buffer) if type(buffer) is bytes else memoryview(buffer).nbytes
+    return size
+
+
 def byte_view(buffer: Buffer) -> memoryview:
     """The bytes of a C-contiguous buffer, as a flat view of format "B"."""
     view = memoryview(buffer)

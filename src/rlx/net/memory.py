@@ -23,14 +23,12 @@ from rlx.net.memory_heap import MemoryHeap
 from rlx.net.memory_world import Message, World
 from rlx.net.notices import Notice
 from rlx.net.transport import (
-    MAX_STAMP_BYTES,
-    MAX_TAG,
     Incoming,
     MessageMismatch,
     Mismatch,
     NetTransport,
     Outgoing,
-    root_cause,
+    raise_cause,
 )
 
 _LONGEST_COPY_S = 60.0
@@ -93,7 +91,7 @@ class MemoryTransport(NetTransport):
     ) -> None:
         """As `NetTransport.trade`: small messages that come as expected need no `_Exchange`."""
         world, rank = self._world, self._rank
-        if len(content) > COPY_BYTES or not self._is_tradeable(tag, stamp, slots):
+        if len(content) > COPY_BYTES or not self._may_shorten(tag, stamp, slots):
             super().trade(tag, stamp, content, slots, deadline=deadline)
             return
         message = Message(rank, Outgoing(rank, tag, stamp, (content,)))
@@ -158,16 +156,6 @@ class MemoryTransport(NetTransport):
                     memoryview(slot.buffer).cast("B")[:] = message.content
         return ()
 
-    def _is_tradeable(
-        self, tag: int, stamp: bytes, slots: Sequence[tuple[int, memoryview]]
-    ) -> bool:
-        """Whether the short way may be gone; where not, the long way refuses what is wrong."""
-        size = self._world.size
-        for peer, slot in slots:
-            if not 0 <= peer < size or slot.readonly or not slot.c_contiguous:
-                return False
-        return 0 <= tag <= MAX_TAG and len(stamp) <= MAX_STAMP_BYTES
-
     def _take_as_expected(
         self, tag: int, stamp: bytes, slots: Sequence[tuple[int, memoryview]], done: int
     ) -> int:
@@ -202,8 +190,7 @@ class MemoryTransport(NetTransport):
             while not self._collect(exchange):
                 self._wait(exchange, deadline)
         except (PeerLost, RemoteError) as error:
-            cause = root_cause(error, exchange.mismatches)
-            raise cause from cause.__cause__
+            raise_cause(error, exchange.mismatches)
         finally:
             exchange.end()
         if exchange.mismatches:

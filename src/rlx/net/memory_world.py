@@ -6,7 +6,7 @@ import threading
 from collections import deque
 
 from rlx.net.crossovers import COPY_BYTES
-from rlx.net.frames import byte_view
+from rlx.net.frames import byte_view, content_bytes
 from rlx.net.memory_heap import Lent
 from rlx.net.notices import Notice
 from rlx.net.transport import Outgoing
@@ -25,9 +25,7 @@ class Message:
 
     def __init__(self, sender: int, message: Outgoing) -> None:
         buffers = message.buffers
-        size = 0
-        for piece in buffers:
-            size += len(piece) if type(piece) is bytes else memoryview(piece).nbytes
+        size = content_bytes(buffers)
         self.sender = sender
         self.stamp = message.stamp
         self.size = size

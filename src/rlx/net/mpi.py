@@ -29,7 +29,7 @@ from rlx.net.mpi_exchange import MpiExchange, Streams
 from rlx.net.mpi_start import MpiMemory, check_started, duplicate, share_heap
 from rlx.net.mpi_wire import CHUNK_BYTES, MAX_CHUNK_BYTES
 from rlx.net.notices import Notice
-from rlx.net.transport import Incoming, MessageMismatch, NetTransport, Outgoing, root_cause
+from rlx.net.transport import Incoming, MessageMismatch, NetTransport, Outgoing, raise_cause
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -180,8 +180,7 @@ class MpiTransport(NetTransport):
                 self._wait(exchange, deadline)
         except BaseException as error:
             self._withdraw(exchange, error)
-            cause = root_cause(error, exchange.mismatches)
-            raise cause from cause.__cause__
+            raise_cause(error, exchange.mismatches)
         finally:
             self._under_way.discard(exchange)
         if exchange.mismatches:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from rlx.errors import LimitExceeded, Malformed
 from rlx.net.crossovers import INLINE_BYTES, PACK_BYTES
+from rlx.net.frames import content_bytes
 from rlx.net.transport import MAX_STAMP_BYTES, Outgoing
 
 CHUNK_BYTES = 1 << 30
@@ -57,9 +58,7 @@ def head(stamp: bytes, payload_bytes: int, pieces: int) -> bytes:
 
 def encode_small(message: Outgoing) -> bytes | None:
     """A message that rides in its header as a whole; None where it is too large for that."""
-    size = 0
-    for buffer in message.buffers:
-        size += memoryview(buffer).nbytes
+    size = content_bytes(message.buffers)
     if size > INLINE_BYTES:
         return None
     stamp = message.stamp

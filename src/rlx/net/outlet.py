@@ -11,6 +11,7 @@ from rlx.net.crossovers import JOIN_BYTES
 from rlx.net.frames import (
     Limits,
     byte_view,
+    content_bytes,
     drop_sent,
     pack_message_header,
     pieces_for_one_call,
@@ -57,9 +58,7 @@ class Outlet:
         Where `now` is false it only waits to be withdrawn: the stream has ended.
         """
         buffers = message.buffers
-        size = 0
-        for buffer in buffers:
-            size += len(buffer) if isinstance(buffer, bytes) else memoryview(buffer).nbytes
+        size = content_bytes(buffers)
         head = pack_message_header(message.tag, len(message.stamp), size) + message.stamp
         if size <= self._join_bytes and now and not self._queue:
             frame = b"".join((head, *buffers))

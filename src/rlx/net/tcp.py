@@ -18,7 +18,7 @@ from rlx.net.heap import Heap
 from rlx.net.mesh import Mesh, make_mesh, require_loopback
 from rlx.net.notices import Notice
 from rlx.net.sharing import SharedMemory, share_memory
-from rlx.net.transport import MAX_STAMP_BYTES, MAX_TAG, Incoming, NetTransport, Outgoing
+from rlx.net.transport import Incoming, NetTransport, Outgoing
 
 DEFAULT_HEARTBEAT_S = 10.0
 DEFAULT_JOIN_S = 60.0
@@ -189,13 +189,10 @@ class TcpTransport(NetTransport):
         deadline: Deadline,
     ) -> None:
         """As `NetTransport.trade`."""
-        fits = 0 <= tag <= MAX_TAG and len(stamp) <= MAX_STAMP_BYTES
-        for peer, slot in slots:
-            fits = fits and 0 <= peer < self._world_size and not slot.readonly and slot.c_contiguous
-        if not fits:
-            # What is wrong is said there.
-            return super().trade(tag, stamp, content, slots, deadline=deadline)
-        return self._engine.trade(tag, stamp, content, slots, deadline)
+        if self._may_shorten(tag, stamp, slots):
+            self._engine.trade(tag, stamp, content, slots, deadline)
+        else:
+            super().trade(tag, stamp, content, slots, deadline=deadline)
 
     def abort(self, reason: str | BaseException) -> None:
         """Tell every other rank why this one gives up, then close. Takes about a second at most."""

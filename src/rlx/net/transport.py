@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from rlx.errors import LimitExceeded, PeerLost, RemoteError, TransportError, UsageError
 from rlx.net.deadline import Deadline
@@ -80,17 +80,15 @@ class MessageMismatch(TransportError):
         self.mismatches = tuple(mismatches)
 
 
-def root_cause(error: BaseException, mismatches: Sequence[Mismatch]) -> BaseException:
-    """What an exchange raises that a rank's end has cut short: a mismatch, if it has seen one.
+def raise_cause(error: BaseException, mismatches: Sequence[Mismatch]) -> NoReturn:
+    """Raise the error of an exchange; where a rank's end cut it short, a mismatch that it has seen.
 
     A rank that saw it too leaves, a third one misses that rank and says so; who hears of that
     before its own exchange is done would else blame the rank that left.
     """
     if mismatches and isinstance(error, PeerLost | RemoteError):
-        mismatch = MessageMismatch(mismatches)
-        mismatch.__cause__ = error
-        return mismatch
-    return error
+        raise MessageMismatch(mismatches) from error
+    raise error
 
 
 class NetTransport(ABC):
@@ -231,6 +229,15 @@ class NetTransport(ABC):
             if view.readonly or not view.c_contiguous:
                 what = "read-only" if view.readonly else "not C-contiguous"
                 raise UsageError(f"the slot for rank {slot.peer}, tag {slot.tag} is {what}")
+
+    def _may_shorten(self, tag: int, stamp: bytes, slots: Sequence[tuple[int, memoryview]]) -> bool:
+        """Whether a form may go its shorter way of a trade; where not, `exchange` says what is
+        wrong. For the forms' own use."""
+        world_size = self.world_size
+        for peer, slot in slots:
+            if not 0 <= peer < world_size or slot.readonly or not slot.c_contiguous:
+                return False
+        return 0 <= tag <= MAX_TAG and len(stamp) <= MAX_STAMP_BYTES
 
     def _refusal(self, message: Outgoing | Incoming) -> UsageError:
         if not 0 <= message.peer < self.world_size:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rlx.errors import UsageError
 from rlx.net import Deadline, Incoming, MessageMismatch, Mismatch, NetTransport, Outgoing
+from rlx.net.frames import content_bytes
+from rlx.net.transport import raise_cause
 
 
 class FaultKind(StrEnum):
@@ -203,7 +205,8 @@ class FaultyTransport(NetTransport):
             case FaultKind.DELAY:
                 self._pause(fault.amount, deadline)
             case FaultKind.THROTTLE:
-                self._pause(_size_of(sends) / fault.amount, deadline)
+                size = sum(content_bytes(one.buffers) for one in sends)
+                self._pause(size / fault.amount, deadline)
             case FaultKind.WRONG_STAMP:
                 sends = [replace(one, stamp=_wrong(one.stamp)) for one in sends]
                 receives = [replace(one, stamp=_wrong(one.stamp)) for one in receives]
@@ -280,7 +283,7 @@ class _Ends:
     def raise_first(self) -> None:
         """What the whole exchange raises, if anything."""
         if self._errors:
-            raise self._errors[0]
+            raise_cause(self._errors[0], self._mismatches)
         if self._mismatches:
             raise MessageMismatch(self._mismatches)
 
@@ -288,10 +291,6 @@ class _Ends:
 def _random_source(*what: int) -> random.Random:
     # A string seeds by its SHA-512, which no release of Python may change.
     return random.Random(f"rlx.testing.faults {what}")
-
-
-def _size_of(sends: Iterable[Outgoing]) -> int:
-    return sum(memoryview(buffer).nbytes for one in sends for buffer in one.buffers)
 
 
 def _wrong(stamp: bytes) -> bytes:

@@ -147,14 +147,17 @@ def aborting(transport: NetTransport, *, deadline_s: float = 20.0) -> None:
 
 @ENDING.add("what came wrong is the cause, not a rank that ends because of it", least_ranks=3)
 def first_cause(transport: NetTransport, *, deadline_s: float = 20.0) -> None:
-    """Rank 0 has found a message of rank 1 wrong when the last rank, which it waits for, ends."""
+    """A wrong message of rank 1 has come to rank 0 when the last rank, which it awaits, ends.
+
+    It came before rank 1 met the others, so that no timing decides what rank 0 raises.
+    """
     culprit, last, deadline = 1, transport.world_size - 1, Deadline(deadline_s)
     if transport.rank == culprit:
         send_one(transport, 0, b"wrong size", deadline_s)
     meet(transport, deadline_s)
     if transport.rank == last:
-        receive_one(transport, 0, bytearray(4), deadline_s)
-        time.sleep(0.2)
+        for peer in range(last):
+            receive_one(transport, peer, bytearray(4), deadline_s)
         transport.abort(PeerLost(culprit, "rank 1 left"))
     elif transport.rank == 0:
         slots = [Incoming(peer, TAG, STAMP, bytearray(4)) for peer in (culprit, last)]
@@ -165,6 +168,8 @@ def first_cause(transport: NetTransport, *, deadline_s: float = 20.0) -> None:
             "what came wrong was taken",
         )
         assert [one.peer for one in error.mismatches] == [culprit], f"{error.mismatches} came wrong"
+    else:
+        send_one(transport, last, b"left", deadline_s)
 
 
 def dying(
