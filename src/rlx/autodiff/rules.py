@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rlx.autodiff.concat import part_bounds
-from rlx.ir import DType, Graph, Op, ReduceOp, Shape, UnaryOp, Value
+from rlx.ir import DType, Graph, Op, ReduceOp, Shape, UnaryOp, Value, wide_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +344,7 @@ def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
 
 def _wide(value: Value) -> Value:
     """F32 for half precision, which cannot count beyond 65,504, or 256 without gaps."""
-    return value.cast(DType.F32) if value.dtype in (DType.F16, DType.BF16) else value
+    return _as(value, wide_dtype(value.dtype))
 
 
 def _as(value: Value, dtype: DType) -> Value:

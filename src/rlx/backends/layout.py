@@ -101,6 +101,16 @@ class View:
             offset += stride * picked.start if len(picked) else 0
         return View(self.storage, self.dtype, tuple(shape), tuple(strides), offset)
 
+    def picked(self, axes: Sequence[int], places: Sequence[int]) -> View:
+        """One place on each of `axes`, which are dropped."""
+        offset = self.offset
+        for axis, place in zip(axes, places, strict=True):
+            offset += self.strides[axis] * place
+        kept = [axis for axis in range(len(self.shape)) if axis not in axes]
+        shape = tuple(self.shape[axis] for axis in kept)
+        strides = tuple(self.strides[axis] for axis in kept)
+        return View(self.storage, self.dtype, shape, strides, offset)
+
     def unfolded(self, axes: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> View:
         """Windows along axes: see `Builder.unfold`. Windows that overlap share elements."""
         shape, strides = list(self.shape), list(self.strides)

@@ -7,7 +7,7 @@ wire. Other rooms import only the names below.
 from rlx.ir.dims import Dim, evaluate, is_name
 from rlx.ir.dtype import DType
 from rlx.ir.graph import MAX_NODES, Graph, Node
-from rlx.ir.inference import ValueType, accumulation_dtype, loss_dtype
+from rlx.ir.inference import ValueType, accumulation_dtype, wide_dtype
 from rlx.ir.ops import CATALOGUE, BinaryOp, Kind, Op, ReduceOp, UnaryOp
 from rlx.ir.shape import Shape
 from rlx.ir.value import Value
@@ -30,5 +30,5 @@ __all__ = [
     "accumulation_dtype",
     "evaluate",
     "is_name",
-    "loss_dtype",
+    "wide_dtype",
 ]

@@ -54,8 +54,8 @@ def accumulation_dtype(dtype: DType) -> DType:
     return dtype if dtype.is_float else DType.I64
 
 
-def loss_dtype(dtype: DType) -> DType:
-    """The dtype of a cross-entropy: F32 at least, since F16 would overflow where F32 does not."""
+def wide_dtype(dtype: DType) -> DType:
+    """F32 for half precision, which overflows, or counts with gaps, where F32 does not."""
     return DType.F32 if dtype in (DType.F16, DType.BF16) else dtype
 
 
@@ -351,4 +351,4 @@ def _cross_entropy(types: tuple[ValueType, ...], attributes: Attributes) -> Valu
         )
     if logits.shape[-1] == 0:
         raise GraphError("cross_entropy needs at least one class")
-    return ValueType(loss_dtype(logits.dtype), labels.shape)
+    return ValueType(wide_dtype(logits.dtype), labels.shape)

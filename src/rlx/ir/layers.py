@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rlx.errors import GraphError
 from rlx.ir.builder import Builder
 from rlx.ir.dims import product
-from rlx.ir.dtype import DType
+from rlx.ir.inference import wide_dtype
 from rlx.ir.ops import BinaryOp, ReduceOp, UnaryOp
 from rlx.ir.value import Value
 
@@ -37,25 +37,9 @@ class LayerBuilder(Builder):
         columns of zeros are put on each side first. With groups, the g-th part of the channels
         meets the g-th part of the filters alone. H, W and all of the kernel's dimensions are ints.
         """
-        n, height, width, channels = _image("conv2d", x)
-        if kernel.shape.rank != 4 or not all(isinstance(dim, int) for dim in kernel.shape):
-            raise GraphError(f"conv2d takes a kernel [KH, KW, C / groups, F]; got {kernel.shape}")
-        high, wide, depth, filters = (int(dim) for dim in kernel.shape)
-        if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-            raise GraphError(f"conv2d: groups is an int of at least 1; got {groups!r}")
-        if depth * groups != channels or filters % groups:
-            raise GraphError(
-                f"conv2d: {channels} channels, {filters} filters and {groups} group(s) do not suit "
-                f"a kernel {kernel.shape}: it has C / groups channels, and groups divides F"
-            )
-        rows, columns = _pair("conv2d: padding", padding, least=0)
-        if rows or columns:
-            x = self.unslice(
-                x,
-                [n, height + 2 * rows, width + 2 * columns, channels],
-                [None, rows, columns, None],
-                [None, rows + height, columns + width, None],
-            )
+        *_, channels = _image("conv2d", x)
+        high, wide, depth, filters = _kernel(kernel, channels, groups)
+        x = self._padded(x, *_pair("conv2d: padding", padding, least=0))
         steps = _pair("conv2d: stride", stride, least=1)
         size = high * wide * depth
         if groups == 1:
@@ -103,7 +87,7 @@ class LayerBuilder(Builder):
             raise GraphError(f"layer_norm takes floats with an axis; got {x.dtype}{x.shape}")
         if not 0 < epsilon < float("inf"):
             raise GraphError(f"layer_norm: epsilon is positive and finite; got {epsilon!r}")
-        dtype = DType.F32 if x.dtype in (DType.F16, DType.BF16) else x.dtype
+        dtype = wide_dtype(x.dtype)
         wide = x.cast(dtype)
         centred = wide - wide.mean(-1, keepdims=True)
         variance = (centred * centred).mean(-1, keepdims=True)
@@ -114,6 +98,18 @@ class LayerBuilder(Builder):
                     raise GraphError(f"layer_norm: x is {x.dtype}, but got a {operand.dtype} too")
                 scaled = self.binary(op, scaled, operand.cast(dtype))
         return scaled.cast(x.dtype)
+
+    def _padded(self, x: Value, rows: int, columns: int) -> Value:
+        """Images with so many rows and columns of zeros on each side."""
+        if not rows and not columns:
+            return x
+        n, height, width, channels = _image("padding", x)
+        return self.unslice(
+            x,
+            [n, height + 2 * rows, width + 2 * columns, channels],
+            [None, rows, columns, None],
+            [None, rows + height, columns + width, None],
+        )
 
     def _pool(
         self,
@@ -137,6 +133,21 @@ def _image(what: str, x: Value) -> tuple[int | str, int, int, int]:
     if isinstance(height, str) or isinstance(width, str) or isinstance(channels, str):
         raise GraphError(f"{what}: H, W and C are known when the graph is built; got {x.shape}")
     return n, height, width, channels
+
+
+def _kernel(kernel: Value, channels: int, groups: object) -> tuple[int, int, int, int]:
+    """KH, KW, C / groups and F of a kernel that suits so many channels and groups."""
+    if kernel.shape.rank != 4 or not all(isinstance(dim, int) for dim in kernel.shape):
+        raise GraphError(f"conv2d takes a kernel [KH, KW, C / groups, F]; got {kernel.shape}")
+    high, wide, depth, filters = (int(dim) for dim in kernel.shape)
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        raise GraphError(f"conv2d: groups is an int of at least 1; got {groups!r}")
+    if depth * groups != channels or filters % groups:
+        raise GraphError(
+            f"conv2d: {channels} channels, {filters} filters and {groups} group(s) do not suit "
+            f"a kernel {kernel.shape}: it has C / groups channels, and groups divides F"
+        )
+    return high, wide, depth, filters
 
 
 def _pair(what: str, given: int | Sequence[int], *, least: int) -> tuple[int, int]:

@@ -157,10 +157,8 @@ def test_windows():
 @pytest.mark.parametrize(("stride", "padding"), [(1, 0), ((2, 1), (1, 2)), (3, 1)])
 def test_convolutions(stride, padding, groups):
     arrays = {"x": values(2, 5, 4, 2), "w": values(3, 2, 2 // groups, 4, seed=1)}
-    build = lambda graph, x, w: graph.conv2d(  # noqa: E731
-        x, w, stride=stride, padding=padding, groups=groups
-    )
-    check_one(build, arrays)
+    options = {"stride": stride, "padding": padding, "groups": groups}
+    check_one(lambda graph, x, w: graph.conv2d(x, w, **options), arrays)
 
 
 @pytest.mark.parametrize("stride", [None, 1])

@@ -124,16 +124,18 @@ def test_a_convolution_and_pooling_in_every_float(dtype):
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_convolution_that_is_legal_is_the_correlation(data):
-    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    def draw(low, high):
+        return data.draw(st.integers(low, high))
+
     groups, depth, per_group = draw(1, 3), draw(1, 2), draw(1, 2)
     high, wide = draw(1, 3), draw(1, 3)
     padding, stride = (draw(0, 2), draw(0, 2)), (draw(1, 3), draw(1, 3))
     shape = (draw(1, 2), draw(high, 6), draw(wide, 6), groups * depth)
     x = image(shape=shape)
     kernel = image(shape=(high, wide, depth, groups * per_group), seed=5)
-    build = lambda g, v, w: g.conv2d(v, w, stride=stride, padding=padding, groups=groups)  # noqa: E731
-    found, _ = run_op(build, x, kernel)
-    assert_close(found, convolved_by_hand(x, kernel, stride, padding, groups), 64)
+    options = {"stride": stride, "padding": padding, "groups": groups}
+    found, _ = run_op(lambda g, v, w: g.conv2d(v, w, **options), x, kernel)
+    assert_close(found, convolved_by_hand(x, kernel, **options), 64)
 
 
 @pytest.mark.parametrize("stride", [None, 1, (1, 2), 3])

@@ -44,16 +44,10 @@ def _by_places(emit: Emitter, op: Op, a: View, axes: tuple[int, ...], out: View)
     kept = tuple(size for axis, size in enumerate(a.shape) if axis not in axes)
     target = out.reshaped(kept)
     assert target is not None
-    parts = []
-    for places in itertools.product(*(range(a.shape[axis]) for axis in axes)):
-        starts, stops = [0] * len(a.shape), list(a.shape)
-        for axis, place in zip(axes, places, strict=True):
-            starts[axis], stops[axis] = place, place + 1
-        part = a.sliced(starts, stops, [1] * len(starts)).reshaped(kept)
-        assert part is not None
-        parts.append(part)
-    emit.ufunc(_COMBINE[op], parts[0], parts[1], target)
-    for part in parts[2:]:
+    every = itertools.product(*(range(a.shape[axis]) for axis in axes))
+    first, second, *rest = (a.picked(axes, places) for places in every)
+    emit.ufunc(_COMBINE[op], first, second, target)
+    for part in rest:
         emit.ufunc(_COMBINE[op], target, part, target)
 
 

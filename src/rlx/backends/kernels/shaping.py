@@ -71,6 +71,7 @@ def _fold(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> Non
     """One addition for each place in a window: of all windows at once, which do not meet there."""
     windows, rank = emit.widened(operands[0]), len(out.shape)
     axes, steps = node.attributes["axes"], node.attributes["steps"]
+    inner = range(rank, len(windows.shape))
     wide = emit.wide_like(out)
     emit.call(numpy.copyto, wide, number(0, wide.dtype))
     for places in itertools.product(*map(range, windows.shape[rank:])) if windows.size else ():
@@ -79,17 +80,8 @@ def _fold(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> Non
             starts[axis], strides[axis] = place, step
             stops[axis] = place + step * (windows.shape[axis] - 1) + 1
         target = wide.sliced(starts, stops, strides)
-        emit.ufunc(numpy.add, target, _one_place(windows, rank, places), target)
+        emit.ufunc(numpy.add, target, windows.picked(inner, places), target)
     emit.narrow(out, wide)
-
-
-def _one_place(windows: View, rank: int, places: Sequence[int]) -> View:
-    """The elements of all windows at one place in them."""
-    whole = windows.shape[:rank]
-    starts, stops = [0] * rank + list(places), list(whole) + [one + 1 for one in places]
-    part = windows.sliced(starts, stops, [1] * len(starts)).reshaped(whole)
-    assert part is not None
-    return part
 
 
 @kernel(Op.CONCAT)
