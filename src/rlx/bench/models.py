@@ -61,6 +61,18 @@ def _regression_inputs(rng: np.random.Generator, batch: int) -> Arrays:
     return {name: rng.standard_normal((batch, n), np.float32) for name, n in (("x", 3), ("y", 1))}
 
 
+def _digits(*shape: int) -> Callable[[np.random.Generator, int], Arrays]:
+    """Rows of `shape`, and labels of ten classes."""
+
+    def inputs(rng: np.random.Generator, batch: int) -> Arrays:
+        return {
+            "x": rng.standard_normal((batch, *shape), np.float32),
+            "labels": rng.integers(0, 10, batch),
+        }
+
+    return inputs
+
+
 def _mlp(graph: Graph) -> Value:
     x, sizes = graph.input("x", ["batch", 784]), (784, 512, 256, 10)
     labels = graph.input("labels", ["batch"], DType.I64)
@@ -68,13 +80,6 @@ def _mlp(graph: Graph) -> Value:
         x = x if not number else graph.unary(UnaryOp.RELU, x)
         x = _linear(graph, f"w{number}", x, inputs, outputs)
     return graph.cross_entropy(x, labels).mean()
-
-
-def _mlp_inputs(rng: np.random.Generator, batch: int) -> Arrays:
-    return {
-        "x": rng.standard_normal((batch, 784), np.float32),
-        "labels": rng.integers(0, 10, batch),
-    }
 
 
 def _cnn(graph: Graph) -> Value:
@@ -86,13 +91,6 @@ def _cnn(graph: Graph) -> Value:
         x = graph.max_pool2d(x, 2)
     x = _linear(graph, "head", x.reshape("batch", 5 * 5 * 32), 5 * 5 * 32, 10)
     return graph.cross_entropy(x, labels).mean()
-
-
-def _cnn_inputs(rng: np.random.Generator, batch: int) -> Arrays:
-    return {
-        "x": rng.standard_normal((batch, 28, 28, 1), np.float32),
-        "labels": rng.integers(0, 10, batch),
-    }
 
 
 LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY = 2, 128, 4, 64, 65
@@ -137,8 +135,8 @@ def _gpt_inputs(rng: np.random.Generator, batch: int) -> Arrays:
 
 MODELS: dict[str, Model] = {
     "A": Model("linear regression, 4x3 @ 3x1", 4, _regression, _regression_inputs),
-    "B": Model("MLP 784-512-256-10, batch 64", 64, _mlp, _mlp_inputs),
-    "C": Model("CNN 28x28, two convolutions, batch 32", 32, _cnn, _cnn_inputs),
+    "B": Model("MLP 784-512-256-10, batch 64", 64, _mlp, _digits(784)),
+    "C": Model("CNN 28x28, two convolutions, batch 32", 32, _cnn, _digits(28, 28, 1)),
     "D": Model("GPT-like, 2 layers of 128, batch 8 x 64", 8, _gpt, _gpt_inputs),
 }
 """The models by their letters."""

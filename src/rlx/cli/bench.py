@@ -55,19 +55,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     whats = bench.add_subparsers(title="what to measure", required=True, metavar="WHAT")
     startup = _add(whats, "startup", "fresh interpreters that import", None, _startup)
     startup.description = "Time fresh interpreters that import rlx, and numpy, in turns."
-    step = _add(whats, "step", "training steps, beside PyTorch", None, _step)
-    step.description = _STEP
+    step = _add(whats, "step", "training steps, beside PyTorch", _STEP, _step)
     step.add_argument("--models", default="A,B,C,D", metavar="LETTER,...", help="(%(default)s)")
     step.add_argument(
         "--batch", type=int, metavar="N", help="rows a step, in place of each model's"
     )
-    step.add_argument(
-        "--seconds",
-        type=_seconds,
-        default=5.0,
-        metavar="S",
-        help="about how long to measure each model; three turns at least (%(default)s)",
-    )
+    _add_seconds(step, 5.0, "about how long to measure each model; three turns at least")
     for name, help_text, description, run, seconds in (
         ("collectives", "collectives between ranks", _COLLECTIVES, _collectives, 20.0),
         ("links", "messages between each pair of ranks", _LINKS, _links, 10.0),
@@ -78,13 +71,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         parser.add_argument(
             "--sizes", type=_sizes, metavar="SIZE,...", help="such as 4,4K,256K,4M,64M"
         )
-        parser.add_argument(
-            "--seconds",
-            type=_seconds,
-            default=seconds,
-            metavar="S",
-            help="about how long to measure; three rounds at least (%(default)s)",
-        )
+        _add_seconds(parser, seconds, "about how long to measure; three rounds at least")
         if name != "goals":
             parser.add_argument("--transport", default="auto", metavar="NAME,...")
             parser.add_argument("--against", default="", metavar="NAME,...")
@@ -95,6 +82,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
                 metavar="CALL,...",
                 help="of all_reduce, broadcast, all_gather, reduce_scatter, barrier; or all",
             )
+
+
+def _add_seconds(parser: argparse.ArgumentParser, default: float, help_text: str) -> None:
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=default,
+        metavar="S",
+        help=f"{help_text} (%(default)s)",
+    )
 
 
 def _add(
