@@ -185,6 +185,8 @@ def test_threads_share_a_transport_and_a_long_wait_holds_up_no_other_tag(tmp_pat
         [thread.join() for thread in threads]
         assert not failures, failures
         assert waiting.is_alive()
+        talk(one, 4, failures)  # neither says done before the other has looked
+        assert not failures, failures
         send(one, 1 - one.rank, b"done", tag=500)
         waiting.join()
         one.close()
