@@ -59,7 +59,7 @@ def test_the_identity_of_a_graph():
 
 def test_the_encoding_of_a_spec():
     assert (
-        sample_spec().digest() == "2785e7a1181304818a75f363d79845f86d248853ca9a19c9779d9c30f2314230"
+        sample_spec().digest() == "55ed8eb40d0b511d3f21ad8e9e20c24b7663cd53337e28755bf996ad5b2c6c44"
     )
 
 

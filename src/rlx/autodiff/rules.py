@@ -32,7 +32,7 @@ VJP: dict[Op, Rule | None] = dict.fromkeys(
     (
         *(Op.INPUT, Op.PARAM, Op.CONSTANT, Op.SIZE),
         *(Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE, Op.AND, Op.OR, Op.NOT),
-        *(Op.ARGMAX, Op.ONE_HOT),
+        *(Op.ARGMAX, Op.ONE_HOT, Op.KEEP_MASK),
     )
 )
 

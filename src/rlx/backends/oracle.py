@@ -7,6 +7,7 @@ rounded once to the node's dtype.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -257,6 +258,36 @@ def _one_hot(node: Node, operands: Sequence[Array], bindings: Bindings) -> Any:
     depth = node.shape.bind(bindings)[-1]
     _check(node, operands[0], depth)
     return operands[0][..., None] == np.arange(depth)
+
+
+@_oracle(Op.KEEP_MASK)
+def _keep_mask(node: Node, operands: Sequence[Array], bindings: Bindings) -> Array:
+    seed, step, microbatch = (int(word) for word in operands[0])
+    shape = node.shape.bind(bindings)
+    if seed < 0:
+        return np.ones(shape)
+    dropped, size = node.attributes["dropped"], math.prod(shape)
+    words: list[int] = []
+    while len(words) < size:
+        counter = (len(words) // 8 + 1, step % 2**64, microbatch % 2**64, 0)
+        for word in _philox(counter, (seed, node.attributes["stream"])):
+            words += [word % 2**32, word >> 32]
+    kept = [0.0 if word < dropped else 2**32 / (2**32 - dropped) for word in words[:size]]
+    return np.array(kept).reshape(shape)
+
+
+def _philox(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, int, int]:
+    """Philox4x64-10 (Salmon et al. 2011) in whole numbers."""
+    a, b, c, d = counter
+    left, right = key
+    for _ in range(10):
+        first, second = a * 0xD2E7470EE14C6C93, c * 0xCA5A826395121157
+        a, b, c, d = (
+            *(second >> 64 ^ b ^ left, second % 2**64),
+            *(first >> 64 ^ d ^ right, first % 2**64),
+        )
+        left, right = (left + 0x9E3779B97F4A7C15) % 2**64, (right + 0xBB67AE8584CAA73B) % 2**64
+    return a, b, c, d
 
 
 def _log_sum_exp(a: Array, axis: int) -> Array:

@@ -88,7 +88,7 @@ def _cnn(graph: Graph) -> Value:
     for number, (channels, filters) in enumerate(((1, 16), (16, 32))):
         x = graph.conv2d(x, graph.param(f"k{number}", [3, 3, channels, filters]))
         x = graph.unary(UnaryOp.RELU, x + graph.param(f"k{number}.bias", [filters]))
-        x = graph.max_pool2d(x, 2)
+        x = graph.max_pool(x, 2)
     x = _linear(graph, "head", x.reshape("batch", 5 * 5 * 32), 5 * 5 * 32, 10)
     return graph.cross_entropy(x, labels).mean()
 

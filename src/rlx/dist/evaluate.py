@@ -16,11 +16,15 @@ from rlx.dist.push import pushed_rows
 from rlx.dist.rows import SharedRows
 from rlx.dist.sources import Resolver, load_rows
 from rlx.dist.spec import SPEC_LIMIT_BYTES, SPEC_VERSION, DataRef
-from rlx.dist.spec_checks import batch_dim, check_data
+from rlx.dist.spec_checks import batch_dim, check_data, row_inputs
 from rlx.errors import UsageError
 from rlx.group import ProcessGroup
-from rlx.ir import Graph
+from rlx.ir import DROPOUT_KEY, Graph
 from rlx.wire import Record, WireKind, decode_record, encode_record
+
+
+NO_DROPOUT = (-1, 0, 0)
+"""The key with which dropout drops nothing."""
 
 
 class EvaluationSpec(Record, frozen=True):
@@ -47,7 +51,7 @@ class EvaluationSpec(Record, frozen=True):
             check_text("a figure's name", name)
         if any(ref.has_shard for ref in self.data):
             raise UsageError("an evaluation divides its rows itself; its data has no shards")
-        check_data(self.graph, self.graph.inputs, self.data, self.batch)
+        check_data(self.graph, row_inputs(self.graph), self.data, self.batch)
         outputs = [self.graph.nodes[one] for one in self.graph.outputs]
         if len(outputs) != len(self.names) or len(set(self.names)) != len(self.names):
             raise UsageError(
@@ -165,6 +169,8 @@ class _Sums:
         bound = self._bound(stop - start)
         for name, rows in self._rows.items():
             np.copyto(bound.inputs[name], rows[start:stop])
+        if DROPOUT_KEY in bound.inputs:
+            bound.inputs[DROPOUT_KEY][...] = NO_DROPOUT
         bound.step()
         for place, output in enumerate(bound.outputs):
             mean_of_batch = output.ndim == 0

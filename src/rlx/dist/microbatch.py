@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,11 +14,20 @@ from rlx.dist.flat import Layout
 from rlx.dist.spec import TrainSpec
 from rlx.dist.spec_checks import batch_dim
 from rlx.errors import DataError, UsageError
+from rlx.ir import DROPOUT_KEY
 
 LOSS, WEIGHT = -2, -1
 """Where a leaf, which is `[*gradients, loss, weight]`, holds the last two."""
 
 LEAF_EXTRA = 2
+
+
+class Place(NamedTuple):
+    """Which microbatch of the whole run it is: of which step, and which of the step's, over all
+    ranks."""
+
+    step: int
+    leaf: int
 
 
 class Microbatch:
@@ -53,13 +63,13 @@ class Microbatch:
         self._batch_name = batch_dim(spec.graph, spec.data)
         self._bound: dict[int, Bound] = {}
 
-    def leaf(self, order: np.ndarray, out: np.ndarray) -> None:
+    def leaf(self, order: np.ndarray, place: Place, out: np.ndarray) -> None:
         """Compute the leaf of the rows `order` into `out`: gradients, loss and weight.
 
         Loss and gradients are scaled by the weight: the rows as a share of a full microbatch, or
         what the graph says with `weight_index`. A leaf of weight zero is zero, whatever its loss.
         """
-        bound = self._run(order)
+        bound = self._run(order, place)
         weight = self._weight(bound, len(order))
         if weight == 0:
             out[:] = 0
@@ -68,11 +78,13 @@ class Microbatch:
         self._leaf[WEIGHT] = 1
         np.multiply(self._leaf, weight, out=out) if weight != 1 else np.copyto(out, self._leaf)
 
-    def _run(self, order: np.ndarray) -> Bound:
+    def _run(self, order: np.ndarray, place: Place) -> Bound:
         bound = self._bound_for(len(order))
         for name, rows in self._rows.items():
             # Indices are checked where the order is made; "clip" only keeps take from buffering.
             np.take(rows, order, axis=0, out=bound.inputs[name], mode="clip")
+        if DROPOUT_KEY in bound.inputs:
+            bound.inputs[DROPOUT_KEY][...] = (self._spec.dropout_seed, *place)
         bound.step()
         if not self._direct:
             for offset, view in enumerate(self._gradients):

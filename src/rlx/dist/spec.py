@@ -14,6 +14,7 @@ SPEC_VERSION = 1
 SPEC_LIMIT_BYTES = 1 << 30
 MAX_LANES = 256
 MAX_EPOCHS = 1_000_000
+BACKENDS = ("numpy", "jax")
 
 
 class WeightRef(Record, frozen=True):
@@ -106,7 +107,8 @@ class TrainSpec(Record, frozen=True):
         `grad_start` on stand the gradients of `params`, in that order, as `grad_with_loss` gives
         them.
     params, data
-        A reference for each parameter of the graph, and for each input but `seed_input`.
+        A reference for each parameter of the graph, and for each input but `seed_input` and the key
+        of dropout.
     lr_per_epoch
         The learning rate of each epoch; its length is the number of epochs.
     batch
@@ -127,6 +129,13 @@ class TrainSpec(Record, frozen=True):
         A number that is part of the gradient collective's name, for runs that share ranks.
     push_data
         The coordinator reads all files and sends rows and first parameters to the others.
+    dropout_seed
+        0 <= seed < 2**63. With the step and the microbatch, counted over all ranks, it says which
+        elements `Graph.dropout` drops.
+    backend
+        What computes: "numpy", or "jax", whose results agree within a tolerance and not to the bit.
+    strict
+        Ranks whose machines or libraries may round differently refuse to start, instead of warning.
     """
 
     graph: Graph
@@ -146,6 +155,9 @@ class TrainSpec(Record, frozen=True):
     lanes: int = 1
     grad_group: int = 0
     push_data: bool = False
+    dropout_seed: int = 0
+    backend: str = "numpy"
+    strict: bool = False
 
     def __post_init__(self) -> None:
         from rlx.dist.spec_checks import check_against_graph
@@ -205,10 +217,13 @@ class TrainSpec(Record, frozen=True):
             check_int("global_batch", self.global_batch, least=1)
         if self.shuffle_seed is not None:
             check_int("shuffle_seed", self.shuffle_seed, most=2**64 - 1)
+        check(self.backend in BACKENDS, f"backend is one of {BACKENDS}; got {self.backend!r}")
         check(self.device == "cpu", f"device is 'cpu'; got {self.device!r}")
+        check(isinstance(self.strict, bool), "strict is a bool")
         check_int("lanes", self.lanes, least=1, most=MAX_LANES)
         check_int("grad_group", self.grad_group, most=2**31 - 1)
         check(isinstance(self.push_data, bool), "push_data is a bool")
+        check_int("dropout_seed", self.dropout_seed, most=2**63 - 1)
 
 
 def _check_adam(record: Any, beta1: Any, beta2: Any, epsilon: Any) -> None:

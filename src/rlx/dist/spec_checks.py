@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rlx.errors import UsageError
-from rlx.ir import Dim, Graph, Node
+from rlx.ir import DROPOUT_KEY, Dim, Graph, Node
 
 if TYPE_CHECKING:
     from rlx.dist.spec import DataRef, TrainSpec
@@ -24,13 +24,18 @@ def check_against_graph(spec: TrainSpec) -> None:
             f"graph {graph.name!r} has no input {spec.seed_input!r} without axes for the seed "
             f"cotangent; make it with grad_with_loss, or name it in seed_input"
         )
-    rows = [node for node in graph.inputs if node.name != spec.seed_input]
+    rows = [node for node in row_inputs(graph) if node.name != spec.seed_input]
     check_data(graph, rows, spec.data, spec.batch)
     if spec.has_shards and spec.global_batch is not None:
         raise UsageError(
             "global_batch is for data without shards; a step of shards takes a batch "
             "from every rank"
         )
+
+
+def row_inputs(graph: Graph) -> list[Node]:
+    """The inputs that rows feed: all but the key of dropout, which the run makes."""
+    return [node for node in graph.inputs if node.name != DROPOUT_KEY]
 
 
 def check_data(graph: Graph, inputs: Sequence[Node], data: Sequence[DataRef], batch: int) -> None:

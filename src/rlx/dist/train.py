@@ -14,7 +14,7 @@ from rlx.dist.files import uri_resolver
 from rlx.dist.flat import layout_of
 from rlx.dist.lanes import Empty, Lanes, Leaf, joined
 from rlx.dist.metrics import Observer, Progress, Tally, TrainMetrics
-from rlx.dist.microbatch import LEAF_EXTRA, LOSS, WEIGHT, Microbatch
+from rlx.dist.microbatch import LEAF_EXTRA, LOSS, WEIGHT, Microbatch, Place
 from rlx.dist.optimizers import optimizer_for
 from rlx.dist.push import pushed_params, pushed_rows
 from rlx.dist.rows import Schedule, ShardedRows, SharedRows, Step, epoch_order
@@ -124,7 +124,7 @@ class _Run:
                 order = epoch_order(self._own_rows, spec.shuffle_seed, epoch)
                 for number in range(steps):
                     step = self._schedule.step(number)
-                    loss, weight = self._take(lanes, step, order, lr)
+                    loss, weight = self._take(lanes, step, epoch * steps + number, order, lr)
                     tally.add(loss, weight, step.rows)
                     if observer is not None:
                         observer(
@@ -143,9 +143,11 @@ class _Run:
                 tally.end_epoch()
         return self._metrics(tally), self._result()
 
-    def _take(self, lanes: Lanes, step: Step, order: np.ndarray, lr: float) -> tuple[float, float]:
+    def _take(
+        self, lanes: Lanes, step: Step, number: int, order: np.ndarray, lr: float
+    ) -> tuple[float, float]:
         """One step: microbatches, the sum over all ranks, the update. The mean loss, and its
-        weight.
+        weight. `number` counts the steps of the run.
 
         A step whose weights sum to zero changes nothing, and its loss is NaN.
         """
@@ -155,7 +157,7 @@ class _Run:
         if plan.nodes[self._rank]:
             owned, wanted = plan.ranges[self._rank], plan.nodes[self._rank]
             nodes = lanes.nodes(
-                plan.leaves, owned, wanted, lambda lane: self._leaf(lane, step, order)
+                plan.leaves, owned, wanted, lambda lane: self._leaf(lane, step, number, order)
             )
         computed = time.perf_counter()
         self._compute_s += computed - begun
@@ -167,9 +169,11 @@ class _Run:
                 np.copyto(self._params, self._master, casting="same_kind")
         return loss, weight
 
-    def _leaf(self, lane: int, step: Step, order: np.ndarray) -> Leaf:
+    def _leaf(self, lane: int, step: Step, number: int, order: np.ndarray) -> Leaf:
         microbatch = self._microbatches[lane]
-        return lambda leaf, out: microbatch.leaf(order[step.starts[leaf] : step.stops[leaf]], out)
+        return lambda leaf, out: microbatch.leaf(
+            order[step.starts[leaf] : step.stops[leaf]], Place(number, leaf), out
+        )
 
     def _combine(self, step: Step, nodes: Mapping[Span, np.ndarray]) -> tuple[float, float]:
         """Bring the mean gradient into the total; return the mean loss and the total weight."""

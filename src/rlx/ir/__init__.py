@@ -8,12 +8,14 @@ from rlx.ir.dims import Dim, evaluate, is_name
 from rlx.ir.dtype import DType
 from rlx.ir.graph import MAX_NODES, Graph, Node
 from rlx.ir.inference import ValueType, accumulation_dtype, wide_dtype
+from rlx.ir.layers import DROPOUT_KEY
 from rlx.ir.ops import CATALOGUE, BinaryOp, Kind, Op, ReduceOp, UnaryOp
 from rlx.ir.shape import Shape
 from rlx.ir.value import Value
 
 __all__ = [
     "CATALOGUE",
+    "DROPOUT_KEY",
     "MAX_NODES",
     "BinaryOp",
     "DType",

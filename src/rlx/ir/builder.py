@@ -243,6 +243,20 @@ class Builder(ABC):
         found = _axis("log_softmax", a.shape, axis)
         return self.add(Op.LOG_SOFTMAX, [self._id(a)], {"axis": found})
 
+    def keep_mask(
+        self, key: Value, dims: Iterable[Dim], dropped: int, stream: int, dtype: DType = DType.F32
+    ) -> Value:
+        """A random mask of `dims`: 0 with probability p = dropped / 2**32, else 1 / (1 - p).
+
+        It is a function of `key` (I64[3]: seed, step, microbatch) and of `stream` alone; where the
+        seed is negative it is 1 throughout. Element number i in row order is dropped where the i-th
+        32-bit word (low half first) of Philox4x64-10 with key (seed, stream) and counter (1, step,
+        microbatch, 0) onward is below `dropped`.
+        Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+        """
+        attributes = {"dims": Shape(dims).dims, "dtype": dtype, "dropped": dropped}
+        return self.add(Op.KEEP_MASK, [self._id(key)], {**attributes, "stream": stream})
+
     def cross_entropy(self, logits: Value, labels: Value) -> Value:
         """-log_softmax(logits)[label] over the last axis, one loss a label.
 

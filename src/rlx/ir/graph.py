@@ -11,7 +11,7 @@ from rlx.errors import GraphError
 from rlx.ir.dims import Dim, is_name, names_of
 from rlx.ir.dtype import DType
 from rlx.ir.inference import ValueType, infer
-from rlx.ir.layers import LayerBuilder
+from rlx.ir.layers import DROPOUT_KEY, LayerBuilder
 from rlx.ir.ops import CATALOGUE, Kind, Op
 from rlx.ir.shape import Shape
 from rlx.ir.value import Value
@@ -166,6 +166,14 @@ class Graph(LayerBuilder):
             )
         return value.id
 
+    def _dropout_key(self) -> Value:
+        if DROPOUT_KEY in self._declared:
+            return self[DROPOUT_KEY]
+        return self.input(DROPOUT_KEY, [3], DType.I64)
+
+    def _streams(self) -> int:
+        return sum(node.op is Op.KEEP_MASK for node in self._nodes)
+
     def _check_attributes(self, op: Op, attributes: Mapping[str, Any]) -> dict[str, Any]:
         wanted = CATALOGUE[op].attributes
         if set(attributes) != {key for key, _ in wanted}:
@@ -179,12 +187,16 @@ class Graph(LayerBuilder):
                     f"{op.value}: {key} is {kind.value}; got {_shown(attributes[key])}"
                 )
         if op in (Op.INPUT, Op.PARAM):
-            self._check_declaration(op, attributes["name"], Shape(attributes["dims"]))
+            self._check_declaration(
+                op, attributes["name"], Shape(attributes["dims"]), attributes["dtype"]
+            )
         return {key: attributes[key] for key, _ in wanted}
 
-    def _check_declaration(self, op: Op, name: str, shape: Shape) -> None:
+    def _check_declaration(self, op: Op, name: str, shape: Shape, dtype: DType) -> None:
         if name in self._declared:
             raise GraphError(f"graph {self.name!r} has {name!r} already")
+        if name == DROPOUT_KEY and (op, dtype, shape) != (Op.INPUT, DType.I64, Shape([3])):
+            raise GraphError(f"{name!r} is kept for dropout: an input I64[3]; call it otherwise")
         if op is Op.PARAM and not shape.is_static:
             raise GraphError(f"parameter {name!r}: its shape is known; got {shape}")
 
@@ -222,6 +234,7 @@ _CHECKS: dict[Kind, Any] = {
     Kind.DIM: _is_canonical_dim,
     Kind.DIMS: lambda value: _all(_is_canonical_dim, value),
     Kind.AXIS: _is_natural,
+    Kind.COUNT: lambda value: _is_natural(value) and value < 2**32,
     Kind.AXES: lambda value: _all(_is_natural, value),
     Kind.FLAG: lambda value: isinstance(value, bool),
     Kind.BOUNDS: lambda value: _all(lambda one: one is None or _is_int(one), value),

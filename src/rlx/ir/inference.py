@@ -340,6 +340,16 @@ def _softmax(types: tuple[ValueType, ...], attributes: Attributes) -> ValueType:
     return types[0]
 
 
+@_rule(Op.KEEP_MASK)
+def _keep_mask(types: tuple[ValueType, ...], attributes: Attributes) -> ValueType:
+    (key,) = types
+    if key != ValueType(DType.I64, Shape([3])):
+        raise GraphError(f"keep_mask takes a key I64[3] of seed, step, microbatch; got {key}")
+    mask = ValueType(attributes["dtype"], Shape(attributes["dims"]))
+    _float_only("keep_mask", mask)
+    return mask
+
+
 @_rule(Op.CROSS_ENTROPY)
 def _cross_entropy(types: tuple[ValueType, ...], attributes: Attributes) -> ValueType:
     logits, labels = types

@@ -6,6 +6,7 @@ elements lie together.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from rlx.errors import GraphError
@@ -15,9 +16,12 @@ from rlx.ir.inference import wide_dtype
 from rlx.ir.ops import BinaryOp, ReduceOp, UnaryOp
 from rlx.ir.value import Value
 
+DROPOUT_KEY = "dropout_key"
+"""The input that says which elements a step drops: I64[3] of seed, step and microbatch."""
+
 
 class LayerBuilder(Builder):
-    """Convolution, pooling and normalisation.
+    """Convolution, pooling, normalisation and dropout.
 
     Every size, stride and padding is an int, or one for each axis.
     """
@@ -26,7 +30,6 @@ class LayerBuilder(Builder):
         self,
         x: Value,
         kernel: Value,
-        *,
         stride: int | Sequence[int] = 1,
         padding: int | Sequence[int] = 0,
         groups: int = 1,
@@ -54,27 +57,26 @@ class LayerBuilder(Builder):
         each = self.transpose(kernel.reshape(size, groups, filters // groups), (1, 0, 2))
         return self.transpose(flat @ each, (1, 0, 2)).reshape(*places, filters)
 
-    def max_pool2d(
-        self, x: Value, size: int | Sequence[int], *, stride: int | Sequence[int] | None = None
+    def max_pool(
+        self, x: Value, size: int | Sequence[int], stride: int | Sequence[int] | None = None
     ) -> Value:
         """The greatest element of each window of images [N, H, W, C], channel by channel.
 
         Windows are `stride` apart (`size` unless said) and lie wholly in the image.
         """
-        return self._pool("max_pool2d", ReduceOp.MAX, x, size, stride)
+        return self._pool("max_pool", ReduceOp.MAX, x, size, stride)
 
-    def avg_pool2d(
-        self, x: Value, size: int | Sequence[int], *, stride: int | Sequence[int] | None = None
+    def average_pool(
+        self, x: Value, size: int | Sequence[int], stride: int | Sequence[int] | None = None
     ) -> Value:
-        """The mean of each window; otherwise as `max_pool2d`."""
-        return self._pool("avg_pool2d", ReduceOp.MEAN, x, size, stride)
+        """The mean of each window; otherwise as `max_pool`."""
+        return self._pool("average_pool", ReduceOp.MEAN, x, size, stride)
 
     def layer_norm(
         self,
         x: Value,
         gain: Value | None = None,
         bias: Value | None = None,
-        *,
         epsilon: float = 1e-5,
     ) -> Value:
         """(x - mean) / sqrt(variance + epsilon) over the last axis, times `gain`, plus `bias`.
@@ -98,6 +100,33 @@ class LayerBuilder(Builder):
                     raise GraphError(f"layer_norm: x is {x.dtype}, but got a {operand.dtype} too")
                 scaled = self.binary(op, scaled, operand.cast(dtype))
         return scaled.cast(x.dtype)
+
+    def dropout(self, x: Value, rate: float) -> Value:
+        """`x` with each element set to 0 with probability `rate`, the others times 1/(1 - rate).
+
+        Which elements go depends on the graph's input `DROPOUT_KEY`, an I64[3] of (seed, step,
+        microbatch) that a training run fills and that is the same for every number of ranks. A
+        negative seed drops nothing: so an evaluation runs. Each call in a graph is a stream of
+        its own. `rate` is rounded to a multiple of 2**-32.
+        Source: Srivastava et al., "Dropout", JMLR 15 (2014).
+        """
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+            raise GraphError(f"dropout: rate is a number from 0 to below 1; got {rate!r}")
+        if not x.dtype.is_float:
+            raise GraphError(f"dropout takes floats; got {x.dtype}{x.shape}")
+        dropped = min(round(rate * 2**32), 2**32 - 1)
+        if not dropped:
+            return x
+        mask = self.keep_mask(self._dropout_key(), x.shape, dropped, self._streams(), x.dtype)
+        return x * mask
+
+    @abstractmethod
+    def _dropout_key(self) -> Value:
+        """The input `DROPOUT_KEY`, made where there is none."""
+
+    @abstractmethod
+    def _streams(self) -> int:
+        """How many masks there are so far."""
 
     def _padded(self, x: Value, rows: int, columns: int) -> Value:
         """Images with so many rows and columns of zeros on each side."""

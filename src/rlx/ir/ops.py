@@ -75,6 +75,8 @@ class Op(enum.Enum):
     LOG_SOFTMAX = "log_softmax"
     CROSS_ENTROPY = "cross_entropy"
 
+    KEEP_MASK = "keep_mask"
+
 
 class UnaryOp(enum.Enum):
     """The elementwise ops of one input; the value is the node's `Op`."""
@@ -131,6 +133,7 @@ class Kind(enum.Enum):
     DIM = "a dimension"
     DIMS = "a tuple of dimensions"
     AXIS = "an int >= 0"
+    COUNT = "an int from 0 to 2**32 - 1"
     AXES = "a tuple of ints >= 0"
     FLAG = "a bool"
     BOUNDS = "a tuple of ints or None"
@@ -178,4 +181,11 @@ CATALOGUE: dict[Op, Signature] = {
     Op.SOFTMAX: Signature(1, _AXIS),
     Op.LOG_SOFTMAX: Signature(1, _AXIS),
     Op.CROSS_ENTROPY: Signature(2),
+    Op.KEEP_MASK: Signature(
+        1,
+        (
+            *(("dims", Kind.DIMS), ("dtype", Kind.DTYPE)),
+            *(("dropped", Kind.COUNT), ("stream", Kind.COUNT)),
+        ),
+    ),
 }

@@ -20,7 +20,7 @@ from rlx.dist import (
     WeightRef,
 )
 from rlx.errors import ConfigError
-from rlx.ir import Graph
+from rlx.ir import DROPOUT_KEY, Graph
 from rlx.job.config import JobConfig
 from rlx.job.model import load_graph
 
@@ -52,6 +52,7 @@ def train_spec(config: JobConfig) -> TrainSpec:
         shuffle_seed=job["shuffle_seed"],
         lanes=job["lanes"],
         push_data=job["push_data"],
+        dropout_seed=job["dropout_seed"],
     )
 
 
@@ -83,7 +84,7 @@ def data_roots(config: JobConfig) -> list[Path]:
 def _data_refs(
     config: JobConfig, graph: Graph, data: Mapping[str, str], section: str
 ) -> list[DataRef]:
-    inputs = {node.name: node for node in graph.inputs}
+    inputs = {node.name: node for node in graph.inputs if node.name != DROPOUT_KEY}
     refs = []
     for name, value in data.items():
         if name not in inputs:

@@ -107,6 +107,7 @@ SECTIONS: dict[str, dict[str, Setting]] = {
         "shuffle_seed": _maybe_whole(0, "seed of the order of rows; in order if not given"),
         "lanes": _whole(1, 1, "threads that share a rank's microbatches; the bits stay"),
         "init_seed": _whole(0, 0, "seed of the first values of parameters without a file"),
+        "dropout_seed": _whole(0, 0, "seed of what dropout drops"),
         "weight_output": _maybe_whole(1, "the graph's output that weighs a microbatch, from 0"),
         "push_data": _flag("the coordinator sends rows and first parameters to the others"),
     },

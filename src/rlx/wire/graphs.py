@@ -33,6 +33,7 @@ OP_CODES: dict[Op, int] = {
     **{Op.CONCAT: 105, Op.GATHER: 106, Op.SCATTER_ADD: 107, Op.ONE_HOT: 108},
     **{Op.UNFOLD: 109, Op.FOLD: 110},
     **{Op.SOFTMAX: 120, Op.LOG_SOFTMAX: 121, Op.CROSS_ENTROPY: 122},
+    **{Op.KEEP_MASK: 140},
 }
 _OPS = {code: op for op, code in OP_CODES.items()}
 

@@ -116,7 +116,7 @@ def test_a_convolution_and_pooling_in_every_float(dtype):
     found, oracle = run_op(lambda g, v, w: g.conv2d(v, w, padding=1), x, kernel)
     assert_close(found, convolved_by_hand(x, kernel, padding=(1, 1)), 64)
     assert_close(found, oracle, 64)
-    for pool in ("max_pool2d", "avg_pool2d"):
+    for pool in ("max_pool", "average_pool"):
         found, oracle = run_op(lambda g, v, pool=pool: getattr(g, pool)(v, 2), x)
         assert_close(found, oracle, 16)
 
@@ -145,16 +145,16 @@ def test_pooling_is_the_extreme_and_the_mean_of_windows(size, stride):
     sizes = (size, size) if isinstance(size, int) else size
     steps = sizes if stride is None else (stride, stride) if isinstance(stride, int) else stride
     windows = windows_by_hand(x, sizes, steps)
-    found, _ = run_op(lambda g, v: g.max_pool2d(v, size, stride=stride), x)
+    found, _ = run_op(lambda g, v: g.max_pool(v, size, stride=stride), x)
     assert_same_bits(found, windows.max((4, 5)))
-    found, _ = run_op(lambda g, v: g.avg_pool2d(v, size, stride=stride), x)
+    found, _ = run_op(lambda g, v: g.average_pool(v, size, stride=stride), x)
     assert_close(found, windows.astype(np.float64).mean((4, 5)), 16)
 
 
 def test_a_maximum_pool_propagates_nan():
     x = image()
     x[0, 0, 0, 0] = np.nan
-    found, _ = run_op(lambda g, v: g.max_pool2d(v, 2), x)
+    found, _ = run_op(lambda g, v: g.max_pool(v, 2), x)
     assert np.isnan(found[0, 0, 0, 0])
     assert np.isnan(found).sum() == 1
 
@@ -163,7 +163,7 @@ def test_the_number_of_images_is_bound_at_the_run():
     graph = Graph("net")
     x = graph.input("x", ["batch", 6, 6, 1])
     w = graph.param("w", [3, 3, 1, 2])
-    graph.set_outputs([graph.max_pool2d(graph.conv2d(x, w, padding=1), 2)])
+    graph.set_outputs([graph.max_pool(graph.conv2d(x, w, padding=1), 2)])
     assert graph.nodes[graph.outputs[0]].shape.dims == ("batch", 3, 3, 2)
     executable = Session("cpu").compile(graph)
     executable.set_param("w", image(shape=(3, 3, 1, 2)))
@@ -216,9 +216,9 @@ WRONG = {
         lambda g, x: g.conv2d(x, g.param("w", [1, 1, 3, 1]), padding=(1, -1)),
         r"padding is an int >= 0, or two of them; got \(1, -1\)",
     ),
-    "pool": (lambda g, x: g.max_pool2d(x, 8), "window of 8 is longer than axis 1"),
-    "pool size": (lambda g, x: g.avg_pool2d(x, (2, 2, 2)), "size is an int >= 1, or two"),
-    "pool rank": (lambda g, x: g.avg_pool2d(x.sum(0), 2), "avg_pool2d takes images"),
+    "pool": (lambda g, x: g.max_pool(x, 8), "window of 8 is longer than axis 1"),
+    "pool size": (lambda g, x: g.average_pool(x, (2, 2, 2)), "size is an int >= 1, or two"),
+    "pool rank": (lambda g, x: g.average_pool(x.sum(0), 2), "average_pool takes images"),
 }
 
 

@@ -6,6 +6,7 @@ Every call writes into memory that the plan owns (`out`), so that a step allocat
 from rlx.backends.kernels import contraction as contraction
 from rlx.backends.kernels import elementwise as elementwise
 from rlx.backends.kernels import indexing as indexing
+from rlx.backends.kernels import masks as masks
 from rlx.backends.kernels import reductions as reductions
 from rlx.backends.kernels import shaping as shaping
 from rlx.backends.kernels import softmax as softmax
