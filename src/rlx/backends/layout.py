@@ -56,9 +56,35 @@ class View:
         return is_contiguous(self.shape, self.strides, self.dtype.itemsize)
 
     @property
+    def order(self) -> tuple[int, ...]:
+        """The axes from the widest stride to the narrowest: the order in which elements lie."""
+        return tuple(sorted(range(len(self.shape)), key=lambda axis: -abs(self.strides[axis])))
+
+    @property
+    def repeats(self) -> bool:
+        """Whether an element occurs at more than one place, as in broadcast axes."""
+        return any(
+            size > 1 and not stride for size, stride in zip(self.shape, self.strides, strict=True)
+        )
+
+    @property
     def is_whole(self) -> bool:
         """Whether this is all of its storage, in row order."""
         return self.is_contiguous and self.offset == 0 and self.bytes == self.storage.bytes
+
+    def fills_as(self, other: View) -> bool:
+        """Whether this is all of its storage, and `other` lies in its own element by element
+        alike."""
+        return (
+            self.offset == other.offset == 0
+            and self.shape == other.shape
+            and self.dtype is other.dtype
+            and self.bytes == self.storage.root().bytes
+            and all(
+                one == two or size == 1
+                for one, two, size in zip(self.strides, other.strides, self.shape, strict=True)
+            )
+        )
 
     def same_place(self, other: View) -> bool:
         """Whether both are the same bytes, element by element."""
@@ -121,6 +147,22 @@ class View:
             strides.append(self.strides[axis])
         return View(self.storage, self.dtype, tuple(shape), tuple(strides), self.offset)
 
+    def folded(
+        self, axes: Sequence[int], lengths: Sequence[int], steps: Sequence[int]
+    ) -> View | None:
+        """What `unfolded` took these windows from, where they touch, cover all and lie as there.
+
+        None where that takes a copy, or an addition.
+        """
+        rank = len(self.shape) - len(axes)
+        shape, strides = list(self.shape[:rank]), list(self.strides[:rank])
+        inner = zip(self.shape[rank:], self.strides[rank:], strict=True)
+        for axis, length, step, (size, stride) in zip(axes, lengths, steps, inner, strict=True):
+            if step != size or shape[axis] * size != length or strides[axis] != size * stride:
+                return None
+            shape[axis], strides[axis] = length, stride
+        return View(self.storage, self.dtype, tuple(shape), tuple(strides), self.offset)
+
     def reshaped(self, shape: Sequence[int]) -> View | None:
         """The same elements in the same order in another shape; None where that takes a copy."""
         wanted = tuple(shape)
@@ -130,10 +172,16 @@ class View:
         return View(self.storage, self.dtype, wanted, strides, self.offset)
 
 
-def whole_storage(label: str, dtype: DType, shape: Sequence[int]) -> View:
-    """A storage of its own for an array in row order."""
+def whole_storage(
+    label: str, dtype: DType, shape: Sequence[int], order: Sequence[int] | None = None
+) -> View:
+    """A storage of its own for an array, whose axes lie in `order`, outermost first; in row order
+    for None."""
     storage = Storage(prod(shape) * dtype.itemsize, label)
-    return View(storage, dtype, tuple(shape), row_strides(shape, dtype.itemsize))
+    axes = range(len(shape)) if order is None else order
+    dense = row_strides([shape[axis] for axis in axes], dtype.itemsize)
+    strides = dict(zip(axes, dense, strict=True))
+    return View(storage, dtype, tuple(shape), tuple(strides[axis] for axis in range(len(shape))))
 
 
 def row_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

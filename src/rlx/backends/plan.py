@@ -7,7 +7,7 @@ writing over dying operands; and give each storage of the arena an offset by its
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -115,7 +115,7 @@ class _Planner:
             view = kernel.alias(node, self.values[node.inputs[0]], shape)
             if view is not None:
                 return _of_shape(node, view, shape)
-        view = _new_view(node, shape)
+        view = _new_view(node, shape, self._order(node, shape) if kernel.keeps_order else None)
         if node.op is Op.INPUT:
             self.inputs[node.name] = view
             self.births[view.storage] = _BEFORE_ALL
@@ -128,6 +128,16 @@ class _Planner:
             self.births[view.storage] = len(self.computed)
             self.computed.append(node)
         return view
+
+    def _order(self, node: Node, shape: tuple[int, ...]) -> Sequence[int] | None:
+        """The order in which an elementwise op's operands lie; row order where one of them does.
+
+        Operands that are repeated do not count.
+        """
+        operands = [self.values[one] for one in node.inputs]
+        orders = [one.order for one in operands if one.shape == shape and not one.repeats]
+        rows = tuple(range(len(shape)))
+        return None if rows in orders else next(iter(orders), None)
 
     def place_outputs(self, owned: Collection[int]) -> None:
         """Decide where each output ends: where it is computed if that may be, else in a copy."""
@@ -204,9 +214,7 @@ class _Planner:
         return (
             self._is_temporary(root)
             and self.deaths[root] == time
-            and candidate.is_whole
-            and candidate.shape == out.shape
-            and candidate.dtype is out.dtype
+            and candidate.fills_as(out)
             and all(
                 other.same_place(candidate) for other in operands if other.storage.root() is root
             )
@@ -252,5 +260,5 @@ def _of_shape(node: Node, view: View, shape: tuple[int, ...]) -> View:
     return view
 
 
-def _new_view(node: Node, shape: tuple[int, ...]) -> View:
-    return whole_storage(f"%{node.id} {node.op.value}", node.dtype, shape)
+def _new_view(node: Node, shape: tuple[int, ...], order: Sequence[int] | None = None) -> View:
+    return whole_storage(f"%{node.id} {node.op.value}", node.dtype, shape, order)

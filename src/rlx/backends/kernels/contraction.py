@@ -26,14 +26,16 @@ def _matmul(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> N
 
 
 def _for_blas(emit: Emitter, view: View) -> View:
-    if _rows_suit(view, -2, -1) or _rows_suit(view, -1, -2):
+    if rows_suit(view, -2, -1) or rows_suit(view, -1, -2):
         return view
     copy = emit.scratch(view.dtype, view.shape)
     emit.copy(copy, view)
     return copy
 
 
-def _rows_suit(view: View, outer: int, inner: int) -> bool:
+def rows_suit(view: View, outer: int, inner: int) -> bool:
+    """Whether BLAS takes such matrices: elements side by side along one axis, which do not overlap
+    along the other."""
     itemsize = view.dtype.itemsize
     return (
         view.strides[inner] == itemsize
@@ -52,6 +54,6 @@ def _as_one_product(left: View, right: View, out: View) -> tuple[View, View, Vie
     target = out.reshaped((prod(stack) * rows, out.shape[-1]))
     if left.shape[:-2] != stack or flat is None or matrix is None or target is None:
         return left, right, out
-    if not _rows_suit(flat, -2, -1):
+    if not rows_suit(flat, -2, -1):
         return left, right, out
     return flat, matrix, target

@@ -7,11 +7,12 @@ and rounded once, so that it needs no more of ml_dtypes than conversions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import pi, sqrt
+from math import inf, pi, sqrt
 from typing import Any
 
 import numpy
 
+from rlx.backends.kernels.runs import with_long_runs
 from rlx.backends.kernels.table import Emitter, kernel, number
 from rlx.backends.layout import View
 from rlx.ir import DType, Node, Op
@@ -45,30 +46,35 @@ _UFUNCS: dict[Op, Callable[..., Any]] = {
 
 _GELU_CUBIC = 0.044715
 _GELU_SCALE = sqrt(2 / pi)
+_LARGE = 8192
 
 
-@kernel(*_UFUNCS, overwrites=(0, 1))
+@kernel(*_UFUNCS, overwrites=(0, 1), keeps_order=True)
 def _ufunc(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> None:
     function = _UFUNCS[node.op]
     if operands[0].dtype is not DType.BF16:
-        emit.ufunc(function, *operands, out)
+        emit.ufunc(function, *[with_long_runs(emit, operand, out) for operand in operands], out)
         return
     wide = emit.scratch(DType.F32, out.shape) if out.dtype is DType.BF16 else out
     emit.ufunc(function, *[emit.widened(operand) for operand in operands], wide)
     emit.narrow(out, wide)
 
 
-@kernel(Op.RELU, overwrites=(0,))
+@kernel(Op.RELU, overwrites=(0,), keeps_order=True)
 def _relu(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> None:
     wide = emit.scratch(DType.F32, out.shape) if out.dtype is DType.BF16 else out
     (a,) = operands
     if out.dtype is DType.BF16:
         a = emit.widened(a)
-    emit.ufunc(numpy.maximum, a, number(0, wide.dtype), wide)
+    if wide.dtype.is_float and out.size >= _LARGE:
+        # numpy.maximum with a number has no vector loop: 270 us for 346,112 elements, clip 90 us.
+        emit.call(numpy.clip, a, number(0, wide.dtype), number(inf, wide.dtype), wide)
+    else:
+        emit.ufunc(numpy.maximum, a, number(0, wide.dtype), wide)
     emit.narrow(out, wide)
 
 
-@kernel(Op.SIGMOID, overwrites=(0,))
+@kernel(Op.SIGMOID, overwrites=(0,), keeps_order=True)
 def _sigmoid(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> None:
     """exp(min(x, 0)) / (1 + exp(-|x|)): no exponent is positive, so nothing overflows."""
     x, wide = emit.widened(operands[0]), emit.wide_like(out)
@@ -83,7 +89,7 @@ def _sigmoid(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> 
     emit.narrow(out, wide)
 
 
-@kernel(Op.GELU, overwrites=(0,))
+@kernel(Op.GELU, overwrites=(0,), keeps_order=True)
 def _gelu(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> None:
     """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): Hendrycks and Gimpel, arXiv:1606.08415."""
     x, wide = emit.widened(operands[0]), emit.wide_like(out)
@@ -99,7 +105,7 @@ def _gelu(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> Non
     emit.narrow(out, wide)
 
 
-@kernel(Op.WHERE, overwrites=(2,))
+@kernel(Op.WHERE, overwrites=(2,), keeps_order=True)
 def _where(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> None:
     condition, chosen, other = operands
     if not out.same_place(other):

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy
 
+from rlx.backends.dtypes import numpy_dtype
+from rlx.backends.kernels.contraction import rows_suit
 from rlx.backends.kernels.table import Emitter, kernel, number
 from rlx.backends.layout import View
 from rlx.ir import DType, Node, Op
@@ -26,16 +28,47 @@ _REDUCE: dict[Op, Callable[..., Any]] = {op: one.reduce for op, one in _COMBINE.
 _FEW = 16
 _LONG = 8
 
+# Sums of fewer elements are as fast by numpy's own reduction; longer rows are added in pairs there.
+_PRODUCT_FROM = 2048
+_SHORT_ROW = 4096
+
 
 def reduce_into(
     emit: Emitter, op: Op, a: View, axes: tuple[int, ...], keepdims: bool, out: View
 ) -> None:
     """Emit the reduction of `a` into `out`, both of one dtype that is accumulated as it is."""
     count = prod(a.shape[axis] for axis in axes)
+    if op is Op.REDUCE_SUM and _as_product(emit, a, axes, out):
+        return
     if 1 < count <= _FEW and len(a.shape) - 1 not in axes and a.shape[-1] >= _LONG:
         _by_places(emit, op, a, axes, out)
     else:
         emit.call(_REDUCE[op], a, axes, None, out, keepdims)
+
+
+def _as_product(emit: Emitter, a: View, axes: tuple[int, ...], out: View) -> bool:
+    """Emit a sum of floats over leading or trailing axes as a product with ones, where that is
+    faster; say whether.
+
+    Summing F32[21632, 16] over its rows took 41 us so, and 620 us as a reduction. A row is summed
+    one by one (no pairs), so only short ones are.
+    """
+    rank, last = len(a.shape), len(a.shape) - len(axes)
+    leading, trailing = axes == tuple(range(len(axes))), axes == tuple(range(last, rank))
+    if not axes or leading == trailing or a.dtype not in (DType.F32, DType.F64):
+        return False
+    first = len(axes) if leading else last
+    rows, columns = prod(a.shape[:first]), prod(a.shape[first:])
+    matrix = a.reshaped((rows, columns))
+    if matrix is None or not rows_suit(matrix, -2, -1) or min(rows, columns) < 2:
+        return False
+    if rows * columns < _PRODUCT_FROM or (trailing and columns > _SHORT_ROW):
+        return False
+    target = out.reshaped((1, columns) if leading else (rows, 1))
+    assert target is not None
+    ones = numpy.ones((1, rows) if leading else (columns, 1), numpy_dtype(a.dtype))
+    emit.call(numpy.matmul, *((ones, matrix) if leading else (matrix, ones)), target)
+    return True
 
 
 def _by_places(emit: Emitter, op: Op, a: View, axes: tuple[int, ...], out: View) -> None:

@@ -44,6 +44,11 @@ def _unfolded(node: Node, operand: View, shape: tuple[int, ...]) -> View | None:
     return operand.unfolded(attributes["axes"], attributes["sizes"], attributes["steps"])
 
 
+def _folded(node: Node, operand: View, shape: tuple[int, ...]) -> View | None:
+    attributes = node.attributes
+    return operand.folded(attributes["axes"], attributes["lengths"], attributes["steps"])
+
+
 def _same_dtype(node: Node, operand: View, shape: tuple[int, ...]) -> View | None:
     return operand if operand.dtype is node.dtype else None
 
@@ -53,7 +58,7 @@ KERNELS[Op.TRANSPOSE] = Kernel(_copied, alias=_transposed)
 KERNELS[Op.BROADCAST] = Kernel(_copied, alias=_broadcast)
 KERNELS[Op.SLICE] = Kernel(_copied, alias=_sliced)
 KERNELS[Op.UNFOLD] = Kernel(_copied, alias=_unfolded)
-KERNELS[Op.CAST] = Kernel(_copied, alias=_same_dtype)
+KERNELS[Op.CAST] = Kernel(_copied, alias=_same_dtype, keeps_order=True)
 
 
 @kernel(Op.UNSLICE)
@@ -66,21 +71,30 @@ def _unslice(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> 
     emit.copy(part, operands[0])
 
 
-@kernel(Op.FOLD)
+@kernel(Op.FOLD, alias=_folded)
 def _fold(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> None:
-    """One addition for each place in a window: of all windows at once, which do not meet there."""
-    windows, rank = emit.widened(operands[0]), len(out.shape)
+    """Every m-th window along an axis, where m of them span a window, overlaps no other: all of
+    those are added in one call."""
+    (windows,) = operands
     axes, steps = node.attributes["axes"], node.attributes["steps"]
-    inner = range(rank, len(windows.shape))
-    wide = emit.wide_like(out)
+    sizes = windows.shape[len(out.shape) :]
+    spans = [-(-size // step) for size, step in zip(sizes, steps, strict=True)]
+    if windows.size == 0 or max(spans, default=1) == 1:
+        if windows.size != out.size:
+            emit.call(numpy.copyto, out, number(0, out.dtype))
+        emit.copy(out.unfolded(axes, sizes, steps), windows)
+        return
+    windows, wide = emit.widened(windows), emit.wide_like(out)
     emit.call(numpy.copyto, wide, number(0, wide.dtype))
-    for places in itertools.product(*map(range, windows.shape[rank:])) if windows.size else ():
-        starts, stops, strides = [0] * rank, list(out.shape), [1] * rank
-        for axis, place, step in zip(axes, places, steps, strict=True):
-            starts[axis], strides[axis] = place, step
-            stops[axis] = place + step * (windows.shape[axis] - 1) + 1
-        target = wide.sliced(starts, stops, strides)
-        emit.ufunc(numpy.add, target, windows.picked(inner, places), target)
+    places = wide.unfolded(axes, sizes, steps)
+    for firsts in itertools.product(*map(range, spans)):
+        starts, every = [0] * len(windows.shape), [1] * len(windows.shape)
+        for axis, first, span in zip(axes, firsts, spans, strict=True):
+            starts[axis], every[axis] = first, span
+        target = places.sliced(starts, [None] * len(starts), every)
+        part = windows.sliced(starts, [None] * len(starts), every)
+        if part.size:
+            emit.ufunc(numpy.add, target, part, target)
     emit.narrow(out, wide)
 
 

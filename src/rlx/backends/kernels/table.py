@@ -57,9 +57,12 @@ class Emitter:
         else:
             self.call(function, *args)
 
-    def scratch(self, dtype: DType, shape: Sequence[int]) -> View:
-        """Memory for this node alone, in row order; what it holds at first is not defined."""
-        view = whole_storage(f"scratch of %{self.node.id}", dtype, shape)
+    def scratch(
+        self, dtype: DType, shape: Sequence[int], order: Sequence[int] | None = None
+    ) -> View:
+        """Memory for this node alone, in row order unless said; what it holds at first is not
+        defined."""
+        view = whole_storage(f"scratch of %{self.node.id}", dtype, shape, order)
         self.scratches.append(view.storage)
         return view
 
@@ -119,25 +122,33 @@ class Kernel:
     """How an op runs.
 
     `build` emits its calls. `overwrites` are the operands whose memory may also be the result's.
-    `alias` tells where the result needs no call at all. `fill` makes the value of a node without
-    operands; an op with neither `build` nor `fill` is filled by the caller (inputs, parameters).
+    `alias` tells where the result needs no call at all. With `keeps_order` (an elementwise op) the
+    result lies as the operands do, so that the loops are long. `fill` makes the value of a node
+    without operands; an op with neither `build` nor `fill` is filled by the caller (inputs,
+    parameters).
     """
 
     build: Build | None = None
     overwrites: tuple[int, ...] = ()
     alias: Alias | None = None
     fill: Fill | None = None
+    keeps_order: bool = False
 
 
 KERNELS: dict[Op, Kernel] = {}
 
 
-def kernel(*ops: Op, overwrites: tuple[int, ...] = ()) -> Callable[[Build], Build]:
+def kernel(
+    *ops: Op,
+    overwrites: tuple[int, ...] = (),
+    alias: Alias | None = None,
+    keeps_order: bool = False,
+) -> Callable[[Build], Build]:
     """Enter the function below into the table as the kernel of `ops`."""
 
     def register(build: Build) -> Build:
         for op in ops:
-            KERNELS[op] = Kernel(build, overwrites)
+            KERNELS[op] = Kernel(build, overwrites, alias, keeps_order=keeps_order)
         return build
 
     return register
