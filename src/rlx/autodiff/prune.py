@@ -7,7 +7,7 @@ from rlx.ir import Graph, Op, Value
 
 def pruned(graph: Graph) -> Graph:
     """The same computation without the nodes that no output needs; inputs and parameters stay."""
-    needed = _needed(graph)
+    needed = graph.needed()
     result = Graph(graph.name)
     moved: dict[int, Value] = {}
     for node in graph.nodes:
@@ -16,11 +16,3 @@ def pruned(graph: Graph) -> Graph:
             moved[node.id] = result.add(node.op, inputs, node.attributes)
     result.set_outputs([moved[one] for one in graph.outputs])
     return result
-
-
-def _needed(graph: Graph) -> set[int]:
-    needed = set(graph.outputs)
-    for node in reversed(graph.nodes):
-        if node.id in needed:
-            needed.update(node.inputs)
-    return needed

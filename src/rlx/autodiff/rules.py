@@ -7,13 +7,12 @@ and a table entry of `None` that the op has no gradient at all.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rlx.autodiff.concat import part_bounds
-from rlx.ir import DType, Graph, Op, ReduceOp, Shape, UnaryOp, Value, wide_dtype
+from rlx.ir import DType, Graph, Op, ReduceOp, Shape, UnaryOp, Value, formulas, wide_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +91,8 @@ def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
 
 @vjp(Op.GELU)
 def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
-    (x,) = site.inputs
-    scale, cubic = math.sqrt(2 / math.pi), 0.044715
-    square = x * x
-    bend = site.graph.unary(UnaryOp.TANH, scale * (x * (1 + cubic * square)))
-    slope = 0.5 * (1 + bend)
-    curve = (0.5 * scale) * x * (1 - bend * bend) * (1 + (3 * cubic) * square)
-    return [cotangent * (slope + curve)]
+    x = _wide(site.inputs[0])
+    return [cotangent * _as(formulas.gelu_slope(x), cotangent.dtype)]
 
 
 @vjp(Op.ABS)
@@ -318,6 +312,21 @@ def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
 @vjp(Op.SCATTER_ADD)
 def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
     return [site.graph.gather(cotangent, site.inputs[1]), None]
+
+
+@vjp(Op.PICK)
+def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
+    values, indices = site.inputs
+    places = site.graph.one_hot(indices, values.shape[-1], values.dtype)
+    return [places * cotangent.reshape(*cotangent.shape, 1), None]
+
+
+@vjp(Op.NORMALIZE)
+def _(site: Site, output: Value, cotangent: Value) -> Cotangents:
+    """The part of the cotangent that neither shifts nor scales a row; epsilon is a constant."""
+    _, deviation = formulas.deviation(*site.inputs)
+    along = output * (cotangent * output).mean(-1, keepdims=True)
+    return [(cotangent - cotangent.mean(-1, keepdims=True) - along) / deviation, None]
 
 
 @vjp(Op.SOFTMAX)

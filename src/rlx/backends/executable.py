@@ -21,7 +21,8 @@ from rlx.backends.checks import (
 )
 from rlx.backends.dtypes import Array, numpy_dtype
 from rlx.backends.kernels import KERNELS
-from rlx.backends.plan import make_plan, needed_nodes
+from rlx.backends.plan import make_plan
+from rlx.backends.simplify import simplified
 from rlx.errors import UsageError
 from rlx.ir import Graph, Node, Op
 
@@ -51,6 +52,7 @@ class Executable:
             [(f"parameter {name!r}", array) for name, array in self._params.items()],
         )
         self._names = bindable_names(self._graph)
+        self._simple = simplified(self._graph)
         self._constants = self._constant_values()
         self._plans: OrderedDict[tuple[tuple[str, int], ...], Bound] = OrderedDict()
 
@@ -104,7 +106,7 @@ class Executable:
             self._plans.move_to_end(key)
             return self._plans[key]
         plan = make_plan(
-            self._graph, checked, constants=self._constants, owned=frozenset(self._owned)
+            self._simple, checked, constants=self._constants, owned=frozenset(self._owned)
         )
         bound = Bound(plan, self._params, self._owned, self._unset)
         self._plans[key] = bound
@@ -139,11 +141,12 @@ class Executable:
 
     def _constant_values(self) -> dict[int, Array]:
         """The values of the constants, once for all plans."""
-        needed = needed_nodes(self._graph)
+        graph = self._simple.graph
+        needed = graph.needed()
         fill = KERNELS[Op.CONSTANT].fill
         assert fill is not None
         values = {}
-        for node in self._graph.nodes:
+        for node in graph.nodes:
             if node.op is Op.CONSTANT and node.id in needed:
                 values[node.id] = _aligned(node)
                 numpy.copyto(values[node.id], fill(node, {}))

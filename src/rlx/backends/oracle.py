@@ -253,6 +253,20 @@ def _scatter_add(node: Node, operands: Sequence[Array], bindings: Bindings) -> A
     return result
 
 
+@_oracle(Op.PICK)
+def _pick(node: Node, operands: Sequence[Array], bindings: Bindings) -> Array:
+    values, indices = operands
+    _check(node, indices, values.shape[-1])
+    return np.take_along_axis(values, indices.astype(np.int64)[..., None], -1)[..., 0]
+
+
+@_oracle(Op.NORMALIZE)
+def _normalize(node: Node, operands: Sequence[Array], bindings: Bindings) -> Any:
+    a, epsilon = (one.astype(np.longdouble) for one in operands)
+    centred = a - a.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
+
+
 @_oracle(Op.ONE_HOT)
 def _one_hot(node: Node, operands: Sequence[Array], bindings: Bindings) -> Any:
     depth = node.shape.bind(bindings)[-1]

@@ -21,6 +21,17 @@ from rlx.ir import Graph, Node, Op
 _BEFORE_ALL = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Simplified:
+    """A graph, and for each of its nodes the node of the user's graph that it stems from.
+
+    Errors of a run speak of the latter.
+    """
+
+    graph: Graph
+    origins: Sequence[Node]
+
+
 class Buffer(NamedTuple):
     """A storage in the arena; it lives while the nodes `birth` to `death`, in order, run."""
 
@@ -47,19 +58,20 @@ class Plan:
 
 
 def make_plan(
-    graph: Graph,
+    simple: Simplified,
     bindings: Mapping[str, int],
     *,
     constants: Mapping[int, Array],
     owned: Collection[int] = (),
 ) -> Plan:
-    """Plan `graph` with its names bound.
+    """Plan a graph with its names bound.
 
-    `constants` are the values of the CONSTANT nodes by id; `owned` are the places in
-    `graph.outputs` whose results go to memory of the caller. Raises `GraphError` where a dimension
-    cannot be, and `UsageError` where an op has no result for the shapes of this run.
+    `constants` are the values of CONSTANT nodes that are known already, by id; `owned` are the
+    places in the graph's outputs whose results go to memory of the caller. Raises `GraphError`
+    where a dimension cannot be, and `UsageError` where an op has no result for the shapes of this
+    run.
     """
-    planner = _Planner(graph, bindings, constants)
+    planner = _Planner(simple, bindings, constants)
     planner.lay_out_values()
     planner.place_outputs(owned)
     planner.find_deaths()
@@ -67,22 +79,14 @@ def make_plan(
     return planner.finish()
 
 
-def needed_nodes(graph: Graph) -> frozenset[int]:
-    """The ids of the nodes that some output depends on."""
-    found = set(graph.outputs)
-    for node in reversed(graph.nodes):
-        if node.id in found:
-            found.update(node.inputs)
-    return frozenset(found)
-
-
 class _Planner:
     """The state of one planning; `make_plan` calls the steps in order."""
 
     def __init__(
-        self, graph: Graph, bindings: Mapping[str, int], constants: Mapping[int, Array]
+        self, simple: Simplified, bindings: Mapping[str, int], constants: Mapping[int, Array]
     ) -> None:
-        self.graph = graph
+        self.graph = simple.graph
+        self.origins = simple.origins
         self.bindings = bindings
         self.constants = constants
         self.values: dict[int, View] = {}
@@ -104,17 +108,17 @@ class _Planner:
 
     def lay_out_values(self) -> None:
         """Give each value that matters a view: of its operand's storage, or of one of its own."""
-        needed = needed_nodes(self.graph)
+        needed = self.graph.needed()
         for node in self.graph.nodes:
             if node.id in needed or node.op is Op.INPUT:
-                self.values[node.id] = self._lay_out(node, _bound_shape(node, self.bindings))
+                self.values[node.id] = self._lay_out(node, self._bound_shape(node))
 
     def _lay_out(self, node: Node, shape: tuple[int, ...]) -> View:
         kernel = KERNELS[node.op]
         if kernel.alias is not None:
             view = kernel.alias(node, self.values[node.inputs[0]], shape)
             if view is not None:
-                return _of_shape(node, view, shape)
+                return self._of_shape(node, view, shape)
         view = _new_view(node, shape, self._order(node, shape) if kernel.keeps_order else None)
         if node.op is Op.INPUT:
             self.inputs[node.name] = view
@@ -138,6 +142,21 @@ class _Planner:
         orders = [one.order for one in operands if one.shape == shape and not one.repeats]
         rows = tuple(range(len(shape)))
         return None if rows in orders else next(iter(orders), None)
+
+    def _bound_shape(self, node: Node) -> tuple[int, ...]:
+        try:
+            return node.shape.bind(self.bindings)
+        except GraphError as error:
+            raise GraphError(f"{self.origins[node.id]}: {error}") from None
+
+    def _of_shape(self, node: Node, view: View, shape: tuple[int, ...]) -> View:
+        """A slice beyond the end of a named dimension shows only when the name is bound."""
+        if view.shape != shape:
+            raise GraphError(
+                f"{self.origins[node.id]}: the result has shape {list(view.shape)}; the graph says "
+                f"{list(shape)}, so a bound lies beyond the end of what was given"
+            )
+        return view
 
     def place_outputs(self, owned: Collection[int]) -> None:
         """Decide where each output ends: where it is computed if that may be, else in a copy."""
@@ -184,11 +203,11 @@ class _Planner:
             operands = [self.values[operand] for operand in node.inputs]
             out = self.values[node.id]
             self._write_over_operand(time, kernel, operands, out)
-            self.emit.node = node
+            self.emit.node, self.emit.origin = node, self.origins[node.id]
             kernel.build(self.emit, node, operands, out)
             self._keep_scratch(time)
         for node, target, source in self.copies:
-            self.emit.node = node
+            self.emit.node, self.emit.origin = node, self.origins[node.id]
             self.emit.copy(target, source)
 
     def _keep_scratch(self, time: int) -> None:
@@ -241,23 +260,6 @@ class _Planner:
             arena_bytes=layout.arena_bytes,
             peak_bytes=layout.peak_bytes,
         )
-
-
-def _bound_shape(node: Node, bindings: Mapping[str, int]) -> tuple[int, ...]:
-    try:
-        return node.shape.bind(bindings)
-    except GraphError as error:
-        raise GraphError(f"{node}: {error}") from None
-
-
-def _of_shape(node: Node, view: View, shape: tuple[int, ...]) -> View:
-    """A slice beyond the end of a named dimension shows only when the name is bound."""
-    if view.shape != shape:
-        raise GraphError(
-            f"{node}: the result has shape {list(view.shape)}; the graph says {list(shape)}, "
-            f"so a bound lies beyond the end of what was given"
-        )
-    return view
 
 
 def _new_view(node: Node, shape: tuple[int, ...], order: Sequence[int] | None = None) -> View:

@@ -4,6 +4,7 @@ This room describes computations and runs none; it knows no numpy, no gradients 
 wire. Other rooms import only the names below.
 """
 
+from rlx.ir import formulas
 from rlx.ir.dims import Dim, evaluate, is_name
 from rlx.ir.dtype import DType
 from rlx.ir.graph import MAX_NODES, Graph, Node
@@ -31,6 +32,7 @@ __all__ = [
     "ValueType",
     "accumulation_dtype",
     "evaluate",
+    "formulas",
     "is_name",
     "wide_dtype",
 ]

@@ -234,6 +234,20 @@ class Builder(ABC):
         attributes = {"depth": canonical_dim(depth), "dtype": dtype}
         return self.add(Op.ONE_HOT, [self._id(indices)], attributes)
 
+    def pick(self, a: Value, indices: Value) -> Value:
+        """The element of each row of the last axis that `indices` (I32 or I64 [...]) names.
+
+        An index out of range is an error at the run.
+        """
+        return self.add(Op.PICK, [self._id(a), self._id(indices)], {})
+
+    def normalize(self, a: Value, epsilon: float) -> Value:
+        """(a - mean) / sqrt(variance + epsilon) over the last axis, for F32 and F64.
+
+        The variance is the mean square deviation. See `layer_norm`, which is made of it.
+        """
+        return self.add(Op.NORMALIZE, [self._id(a), self.scalar(epsilon, a.dtype).id], {})
+
     def softmax(self, a: Value, axis: int) -> Value:
         """exp(a) / sum(exp(a)) along `axis`, computed so that large values do not overflow."""
         return self.add(Op.SOFTMAX, [self._id(a)], {"axis": _axis("softmax", a.shape, axis)})

@@ -130,6 +130,14 @@ class Graph(LayerBuilder):
             )
         self._outputs = ids
 
+    def needed(self) -> frozenset[int]:
+        """The ids of the nodes that some output depends on."""
+        found = set(self._outputs)
+        for node in reversed(self._nodes):
+            if node.id in found:
+                found.update(node.inputs)
+        return frozenset(found)
+
     def named_dims(self) -> Iterator[Dim]:
         """Every dimension that occurs anywhere in the graph, sizes included."""
         for node in self._nodes:

@@ -333,6 +333,25 @@ def _one_hot(types: tuple[ValueType, ...], attributes: Attributes) -> ValueType:
     return ValueType(attributes["dtype"], Shape([*indices.shape, attributes["depth"]]))
 
 
+@_rule(Op.PICK)
+def _pick(types: tuple[ValueType, ...], attributes: Attributes) -> ValueType:
+    values, indices = types
+    _check_indices("pick", indices)
+    if values.shape.rank < 1 or values.shape.dims[:-1] != indices.shape.dims:
+        raise GraphError(f"pick takes values [..., n] and indices [...]; got {values}, {indices}")
+    return ValueType(values.dtype, indices.shape)
+
+
+@_rule(Op.NORMALIZE)
+def _normalize(types: tuple[ValueType, ...], attributes: Attributes) -> ValueType:
+    values, epsilon = types
+    if values.shape.rank < 1 or values.dtype not in (DType.F32, DType.F64):
+        raise GraphError(f"normalize takes F32 or F64 with an axis; got {values}")
+    if epsilon != ValueType(values.dtype, Shape([])):
+        raise GraphError(f"normalize takes a number of {values.dtype} as epsilon; got {epsilon}")
+    return values
+
+
 @_rule(Op.SOFTMAX, Op.LOG_SOFTMAX)
 def _softmax(types: tuple[ValueType, ...], attributes: Attributes) -> ValueType:
     _float_only("softmax", types[0])

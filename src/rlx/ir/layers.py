@@ -13,7 +13,7 @@ from rlx.errors import GraphError
 from rlx.ir.builder import Builder
 from rlx.ir.dims import product
 from rlx.ir.inference import wide_dtype
-from rlx.ir.ops import BinaryOp, ReduceOp, UnaryOp
+from rlx.ir.ops import BinaryOp, ReduceOp
 from rlx.ir.value import Value
 
 DROPOUT_KEY = "dropout_key"
@@ -99,16 +99,14 @@ class LayerBuilder(Builder):
         if not 0 < epsilon < float("inf"):
             raise GraphError(f"layer_norm: epsilon is positive and finite; got {epsilon!r}")
         dtype = wide_dtype(x.dtype)
-        wide = x.cast(dtype)
-        centred = wide - wide.mean(-1, keepdims=True)
-        variance = (centred * centred).mean(-1, keepdims=True)
-        scaled = centred / self.unary(UnaryOp.SQRT, variance + epsilon)
+        scaled = self.normalize(x if x.dtype is dtype else x.cast(dtype), float(epsilon))
         for operand, op in ((gain, BinaryOp.MUL), (bias, BinaryOp.ADD)):
             if operand is not None:
                 if operand.dtype is not x.dtype:
                     raise GraphError(f"layer_norm: x is {x.dtype}, but got a {operand.dtype} too")
-                scaled = self.binary(op, scaled, operand.cast(dtype))
-        return scaled.cast(x.dtype)
+                wide = operand if operand.dtype is dtype else operand.cast(dtype)
+                scaled = self.binary(op, scaled, wide)
+        return scaled if x.dtype is dtype else scaled.cast(x.dtype)
 
     def dropout(self, x: Value, rate: float) -> Value:
         """`x` with each element set to 0 with probability `rate`, the others times 1/(1 - rate).

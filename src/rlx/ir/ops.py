@@ -70,10 +70,12 @@ class Op(enum.Enum):
     GATHER = "gather"
     SCATTER_ADD = "scatter_add"
     ONE_HOT = "one_hot"
+    PICK = "pick"
 
     SOFTMAX = "softmax"
     LOG_SOFTMAX = "log_softmax"
     CROSS_ENTROPY = "cross_entropy"
+    NORMALIZE = "normalize"
 
     KEEP_MASK = "keep_mask"
 
@@ -178,9 +180,11 @@ CATALOGUE: dict[Op, Signature] = {
     Op.GATHER: Signature(2),
     Op.SCATTER_ADD: Signature(2, (("rows", Kind.DIM),)),
     Op.ONE_HOT: Signature(1, (("depth", Kind.DIM), ("dtype", Kind.DTYPE))),
+    Op.PICK: Signature(2),
     Op.SOFTMAX: Signature(1, _AXIS),
     Op.LOG_SOFTMAX: Signature(1, _AXIS),
     Op.CROSS_ENTROPY: Signature(2),
+    Op.NORMALIZE: Signature(2),
     Op.KEEP_MASK: Signature(
         1,
         (

@@ -31,8 +31,8 @@ OP_CODES: dict[Op, int] = {
     **{Op.REDUCE_PROD: 84, Op.ARGMAX: 85},
     **{Op.RESHAPE: 100, Op.TRANSPOSE: 101, Op.BROADCAST: 102, Op.SLICE: 103, Op.UNSLICE: 104},
     **{Op.CONCAT: 105, Op.GATHER: 106, Op.SCATTER_ADD: 107, Op.ONE_HOT: 108},
-    **{Op.UNFOLD: 109, Op.FOLD: 110},
-    **{Op.SOFTMAX: 120, Op.LOG_SOFTMAX: 121, Op.CROSS_ENTROPY: 122},
+    **{Op.UNFOLD: 109, Op.FOLD: 110, Op.PICK: 111},
+    **{Op.SOFTMAX: 120, Op.LOG_SOFTMAX: 121, Op.CROSS_ENTROPY: 122, Op.NORMALIZE: 123},
     **{Op.KEEP_MASK: 140},
 }
 _OPS = {code: op for op, code in OP_CODES.items()}

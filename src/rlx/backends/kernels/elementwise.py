@@ -7,15 +7,23 @@ and rounded once, so that it needs no more of ml_dtypes than conversions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf, pi, sqrt
+from math import inf
 from typing import Any
 
 import numpy
 
 from rlx.backends.kernels.runs import with_long_runs
-from rlx.backends.kernels.table import Emitter, kernel, number
+from rlx.backends.kernels.table import (
+    KERNELS,
+    Emitter,
+    Kernel,
+    kernel,
+    narrowed,
+    number,
+    widened,
+)
 from rlx.backends.layout import View
-from rlx.ir import DType, Node, Op
+from rlx.ir import DType, Node, Op, Value, formulas
 
 _UFUNCS: dict[Op, Callable[..., Any]] = {
     Op.NEG: numpy.negative,
@@ -44,8 +52,6 @@ _UFUNCS: dict[Op, Callable[..., Any]] = {
     Op.OR: numpy.logical_or,
 }
 
-_GELU_CUBIC = 0.044715
-_GELU_SCALE = sqrt(2 / pi)
 _LARGE = 8192
 
 
@@ -76,33 +82,23 @@ def _relu(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> Non
 
 @kernel(Op.SIGMOID, overwrites=(0,), keeps_order=True)
 def _sigmoid(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> None:
-    """exp(min(x, 0)) / (1 + exp(-|x|)): no exponent is positive, so nothing overflows."""
+    """1 / (1 + exp(-x)): where the exponential overflows, what is left of the result is subnormal,
+    and becomes 0."""
     x, wide = emit.widened(operands[0]), emit.wide_like(out)
-    below = emit.scratch(wide.dtype, wide.shape)
-    emit.ufunc(numpy.absolute, x, below)
-    emit.ufunc(numpy.negative, below, below)
-    emit.ufunc(numpy.exp, below, below)
-    emit.ufunc(numpy.add, below, number(1, wide.dtype), below)
-    emit.ufunc(numpy.minimum, x, number(0, wide.dtype), wide)
+    one = number(1, wide.dtype)
+    emit.ufunc(numpy.negative, x, wide)
     emit.ufunc(numpy.exp, wide, wide)
-    emit.ufunc(numpy.true_divide, wide, below, wide)
+    emit.ufunc(numpy.add, wide, one, wide)
+    emit.ufunc(numpy.true_divide, one, wide, wide)
     emit.narrow(out, wide)
 
 
-@kernel(Op.GELU, overwrites=(0,), keeps_order=True)
-def _gelu(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> None:
-    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): Hendrycks and Gimpel, arXiv:1606.08415."""
-    x, wide = emit.widened(operands[0]), emit.wide_like(out)
-    inner = emit.scratch(wide.dtype, wide.shape)
-    emit.ufunc(numpy.multiply, x, x, inner)
-    emit.ufunc(numpy.multiply, inner, number(_GELU_CUBIC * _GELU_SCALE, wide.dtype), inner)
-    emit.ufunc(numpy.add, inner, number(_GELU_SCALE, wide.dtype), inner)
-    emit.ufunc(numpy.multiply, inner, x, inner)
-    emit.ufunc(numpy.tanh, inner, inner)
-    emit.ufunc(numpy.add, inner, number(1, wide.dtype), inner)
-    emit.ufunc(numpy.multiply, inner, number(0.5, wide.dtype), inner)
-    emit.ufunc(numpy.multiply, inner, x, wide)
-    emit.narrow(out, wide)
+def _gelu(node: Node, operands: Sequence[Value]) -> Value:
+    x = widened(operands[0])
+    return narrowed(x * formulas.gelu_gate(x), node)
+
+
+KERNELS[Op.GELU] = Kernel(lower=_gelu)
 
 
 @kernel(Op.WHERE, overwrites=(2,), keeps_order=True)

@@ -24,7 +24,7 @@ def checked_indices(emit: Emitter, indices: View, count: int, copy: View | None 
     else:
         emit.copy(copy, indices)
     if copy.size:
-        emit.call(check_range, emit.node, copy, count)
+        emit.call(check_range, emit.origin, copy, count)
     return copy
 
 
@@ -71,6 +71,18 @@ def _scatter_add(emit: Emitter, node: Node, operands: Sequence[View], out: View)
         added = emit.contiguous(emit.widened(updates))
         emit.call(numpy.add.at, _flat(wide), _flat(places), _flat(added))
     emit.narrow(out, wide)
+
+
+@kernel(Op.PICK)
+def _pick(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> None:
+    values, indices = operands
+    if out.size == 0:
+        return
+    places = emit.scratch(DType.I64, indices.shape)
+    checked_indices(emit, indices, values.shape[-1], places)
+    starts = numpy.arange(0, values.size, values.shape[-1]).reshape(indices.shape)
+    emit.call(numpy.add, places, starts, places)
+    emit.call(numpy.take, _flat(emit.contiguous(values)), places, None, out, "clip")
 
 
 @kernel(Op.ONE_HOT)

@@ -15,7 +15,7 @@ import numpy
 from rlx.backends.dtypes import Array, is_half, numpy_dtype
 from rlx.backends.layout import Storage, View, whole_storage
 from rlx.errors import UsageError
-from rlx.ir import DType, Node, Op
+from rlx.ir import DType, Node, Op, Value
 
 
 class Call(NamedTuple):
@@ -33,13 +33,15 @@ class Call(NamedTuple):
 class Emitter:
     """Takes down the calls of one node after the other, and the scratch storage they ask for.
 
-    `node` is the node at hand, and `scratches` the storage that it asked for so far.
+    `node` is the node at hand, `origin` the node of the user's graph that it stems from, which
+    errors speak of, and `scratches` the storage that it asked for so far.
     """
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.scratches: list[Storage] = []
         self.node: Node
+        self.origin: Node
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
         """Take down one call."""
@@ -104,7 +106,7 @@ class Emitter:
 
     def refuse(self, reason: str) -> NoReturn:
         """The shapes of this run cannot be computed."""
-        raise UsageError(f"{self.node}: {reason}")
+        raise UsageError(f"{self.origin}: {reason}")
 
 
 Build: TypeAlias = Callable[[Emitter, Node, Sequence[View], View], None]
@@ -117,6 +119,10 @@ Fill: TypeAlias = Callable[[Node, Mapping[str, int]], Array]
 """The value of a node without operands, known as soon as the names are bound."""
 
 
+Lower: TypeAlias = Callable[[Node, Sequence[Value]], Value]
+"""The node as a composition of other ops, on its operands in a new graph."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """How an op runs.
@@ -124,8 +130,9 @@ class Kernel:
     `build` emits its calls. `overwrites` are the operands whose memory may also be the result's.
     `alias` tells where the result needs no call at all. With `keeps_order` (an elementwise op) the
     result lies as the operands do, so that the loops are long. `fill` makes the value of a node
-    without operands; an op with neither `build` nor `fill` is filled by the caller (inputs,
-    parameters).
+    without operands. `lower` states it by other ops before anything is planned, so that what it
+    shares with its gradient is computed once. An op with none of these is filled by the caller
+    (inputs, parameters).
     """
 
     build: Build | None = None
@@ -133,25 +140,31 @@ class Kernel:
     alias: Alias | None = None
     fill: Fill | None = None
     keeps_order: bool = False
+    lower: Lower | None = None
 
 
 KERNELS: dict[Op, Kernel] = {}
 
 
-def kernel(
-    *ops: Op,
-    overwrites: tuple[int, ...] = (),
-    alias: Alias | None = None,
-    keeps_order: bool = False,
-) -> Callable[[Build], Build]:
-    """Enter the function below into the table as the kernel of `ops`."""
+def kernel(*ops: Op, **options: Any) -> Callable[[Build], Build]:
+    """Enter the function below into the table as the `build` of `ops`; `options` as in `Kernel`."""
 
     def register(build: Build) -> Build:
         for op in ops:
-            KERNELS[op] = Kernel(build, overwrites, alias, keeps_order=keeps_order)
+            KERNELS[op] = Kernel(build, **options)
         return build
 
     return register
+
+
+def widened(value: Value) -> Value:
+    """`value` in F32 where it is F16 or BF16, else itself; for `lower`."""
+    return value.cast(DType.F32) if is_half(value.dtype) else value
+
+
+def narrowed(value: Value, node: Node) -> Value:
+    """What was made of `widened` operands, rounded once to the node's dtype; for `lower`."""
+    return value if value.dtype is node.dtype else value.cast(node.dtype)
 
 
 def number(value: float, dtype: DType) -> Array:
