@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -72,16 +71,22 @@ def _as_product(emit: Emitter, a: View, axes: tuple[int, ...], out: View) -> boo
 
 
 def _by_places(emit: Emitter, op: Op, a: View, axes: tuple[int, ...], out: View) -> None:
-    """One call for each place along the reduced axes: numpy's own reduction would loop over the
-    few places innermost, call by call."""
-    kept = tuple(size for axis, size in enumerate(a.shape) if axis not in axes)
-    target = out.reshaped(kept)
-    assert target is not None
-    every = itertools.product(*(range(a.shape[axis]) for axis in axes))
-    first, second, *rest = (a.picked(axes, places) for places in every)
-    emit.ufunc(_COMBINE[op], first, second, target)
-    for part in rest:
-        emit.ufunc(_COMBINE[op], target, part, target)
+    """One axis after the other, and one call for each place along it: numpy's own reduction would
+    loop over the few places innermost, call by call.
+
+    The axis of the widest stride is first, so that the loops over what is left are long.
+    """
+    by_stride = sorted(axes, key=lambda axis: (a.shape[axis] > 1, -abs(a.strides[axis])))
+    for done, axis in enumerate(by_stride):
+        place = axis - sum(earlier < axis for earlier in by_stride[:done])
+        a, *parts = (a.picked((place,), (one,)) for one in range(a.shape[place]))
+        if parts:
+            is_last = done == len(by_stride) - 1
+            target = out.reshaped(a.shape) if is_last else emit.scratch(a.dtype, a.shape, a.order)
+            assert target is not None
+            for part in parts:
+                emit.ufunc(_COMBINE[op], a, part, target)
+                a = target
 
 
 @kernel(Op.REDUCE_SUM, Op.REDUCE_PROD)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy
 
@@ -73,8 +74,9 @@ def _unslice(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> 
 
 @kernel(Op.FOLD, alias=_folded)
 def _fold(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> None:
-    """Every m-th window along an axis, where m of them span a window, overlaps no other: all of
-    those are added in one call."""
+    """Windows that do not overlap are copied. Others are added, in one call those that lie together
+    and do not overlap: all windows' elements of one place, where places are the outer axes; else
+    every m-th window along an axis, where m of them span a window."""
     (windows,) = operands
     axes, steps = node.attributes["axes"], node.attributes["steps"]
     sizes = windows.shape[len(out.shape) :]
@@ -86,16 +88,29 @@ def _fold(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> Non
         return
     windows, wide = emit.widened(windows), emit.wide_like(out)
     emit.call(numpy.copyto, wide, number(0, wide.dtype))
-    places = wide.unfolded(axes, sizes, steps)
+    target = wide.unfolded(axes, sizes, steps)
+    for pick in _apart(windows, axes, sizes, spans):
+        part = pick(windows)
+        if part.size:
+            emit.ufunc(numpy.add, pick(target), part, pick(target))
+    emit.narrow(out, wide)
+
+
+def _apart(
+    windows: View, axes: Sequence[int], sizes: Sequence[int], spans: Sequence[int]
+) -> Iterator[Callable[[View], View]]:
+    """Parts of windows, none of which overlaps itself, that together are all."""
+    rank = len(windows.shape)
+    inner = tuple(range(rank - len(axes), rank))
+    if set(windows.order[: len(axes)]) == set(inner):
+        for places in itertools.product(*map(range, sizes)):
+            yield partial(View.picked, axes=inner, places=places)
+        return
     for firsts in itertools.product(*map(range, spans)):
-        starts, every = [0] * len(windows.shape), [1] * len(windows.shape)
+        starts, every = [0] * rank, [1] * rank
         for axis, first, span in zip(axes, firsts, spans, strict=True):
             starts[axis], every[axis] = first, span
-        target = places.sliced(starts, [None] * len(starts), every)
-        part = windows.sliced(starts, [None] * len(starts), every)
-        if part.size:
-            emit.ufunc(numpy.add, target, part, target)
-    emit.narrow(out, wide)
+        yield partial(View.sliced, starts=starts, stops=[None] * rank, steps=every)
 
 
 @kernel(Op.CONCAT)
