@@ -14,8 +14,8 @@ from rlx.backends.dtypes import Array, numpy_dtype
 from rlx.backends.kernels import Call
 from rlx.backends.layout import Storage, View
 from rlx.backends.plan import Plan
+from rlx.backends.plan_text import plan_text
 from rlx.errors import UsageError
-from rlx.ir import Node
 
 _BUFFER_ELEMENTS = 512
 
@@ -56,6 +56,11 @@ class Bound:
         return self._plan.bindings
 
     @property
+    def calls(self) -> int:
+        """How many calls a step makes."""
+        return len(self._calls)
+
+    @property
     def arena_bytes(self) -> int:
         """The size of the arena: inputs, results, and all that is computed on the way."""
         return self._plan.arena_bytes
@@ -77,29 +82,7 @@ class Bound:
 
     def describe(self) -> str:
         """The plan as text: inputs, calls in order, outputs, buffers with lifetimes, and bytes."""
-        plan = self._plan
-        bindings = ", ".join(f"{name}={value}" for name, value in sorted(plan.bindings.items()))
-        offsets = {buffer.storage: buffer.offset for buffer in plan.buffers}
-        shown = partial(_shown, offsets)
-        return "\n".join(
-            [
-                f"plan for {bindings or 'no names'}: {len(plan.calls)} calls, "
-                f"arena of {plan.arena_bytes} bytes, at most {plan.peak_bytes} in use",
-                "inputs",
-                *(f"  {name} = {shown(view)}" for name, view in plan.inputs.items()),
-                "calls",
-                *(f"  %{call.node.id} {_call_text(call, shown)}" for call in plan.calls),
-                "outputs",
-                *(f"  {index} = {shown(view)}" for index, view in enumerate(plan.outputs)),
-                "buffers",
-                *(
-                    f"  {buffer.storage.label}: {buffer.storage.bytes} bytes at {buffer.offset}, "
-                    f"from {buffer.birth} to {buffer.death}"
-                    for buffer in plan.buffers
-                ),
-                "",
-            ]
-        )
+        return plan_text(self._plan)
 
     def _prebound(self, call: Call) -> Callable[[], Any]:
         args = [self._array(arg) if isinstance(arg, View) else arg for arg in call.args]
@@ -161,31 +144,3 @@ def _array_in(memory: Array, view: View) -> Array:
         # Such a view may begin past the end of its memory, and no element of it is ever touched.
         return numpy.empty(view.shape, dtype)
     return numpy.ndarray(view.shape, dtype, memory, view.offset, view.strides)
-
-
-def _call_text(call: Call, shown: Callable[[View], str]) -> str:
-    name = getattr(call.function, "__qualname__", None) or str(call.function)
-    if isinstance(owner := getattr(call.function, "__self__", None), numpy.ufunc):
-        name = f"{owner.__name__}.{call.function.__name__}"
-    args = call.args if call.out is None else (*call.args, call.out)
-    return f"{name.lstrip('_')}({', '.join(_arg_text(arg, shown) for arg in args)})"
-
-
-def _arg_text(arg: object, shown: Callable[[View], str]) -> str:
-    if isinstance(arg, View):
-        return shown(arg)
-    if isinstance(arg, numpy.ndarray):
-        return str(arg) if arg.ndim == 0 else f"table {arg.dtype}{list(arg.shape)}"
-    return f"%{arg.id}" if isinstance(arg, Node) else repr(arg)
-
-
-def _shown(offsets: Mapping[Storage, int], view: View) -> str:
-    """The type of a view and its place: an offset in the arena, or the storage outside it."""
-    root = view.storage.root()
-    place = (
-        str(offsets[root] + view.offset)
-        if root in offsets
-        else f"<{root.label}{f'+{view.offset}' if view.offset else ''}>"
-    )
-    strides = "" if view.is_contiguous else f" strides {list(view.strides)}"
-    return f"{view.dtype}{list(view.shape)}@{place}{strides}"

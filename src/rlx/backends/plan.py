@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rlx.backends.arena import Lifetime, arrange
 from rlx.backends.dtypes import Array
-from rlx.backends.kernels import KERNELS, Call, Emitter, Kernel
+from rlx.backends.kernels import KERNELS, Call, Emitter, Kernel, label_of
 from rlx.backends.layout import Storage, View, whole_storage
 from rlx.errors import GraphError
 from rlx.ir import Graph, Node, Op
@@ -119,7 +119,7 @@ class _Planner:
             view = kernel.alias(node, self.values[node.inputs[0]], shape)
             if view is not None:
                 return self._of_shape(node, view, shape)
-        view = _new_view(node, shape, self._order(node, shape) if kernel.keeps_order else None)
+        view = self._new_view(node, shape, self._order(node, shape) if kernel.keeps_order else None)
         if node.op is Op.INPUT:
             self.inputs[node.name] = view
             self.births[view.storage] = _BEFORE_ALL
@@ -142,6 +142,11 @@ class _Planner:
         orders = [one.order for one in operands if one.shape == shape and not one.repeats]
         rows = tuple(range(len(shape)))
         return None if rows in orders else next(iter(orders), None)
+
+    def _new_view(
+        self, node: Node, shape: tuple[int, ...], order: Sequence[int] | None = None
+    ) -> View:
+        return whole_storage(label_of(node, self.origins[node.id]), node.dtype, shape, order)
 
     def _bound_shape(self, node: Node) -> tuple[int, ...]:
         try:
@@ -176,7 +181,7 @@ class _Planner:
 
     def _copy_of_output(self, index: int, view: View) -> View:
         node = self.graph.nodes[self.graph.outputs[index]]
-        target = _new_view(node, view.shape)
+        target = self._new_view(node, view.shape)
         self.births[target.storage] = len(self.computed) + len(self.copies)
         self.copies.append((node, target, view))
         return target
@@ -203,11 +208,11 @@ class _Planner:
             operands = [self.values[operand] for operand in node.inputs]
             out = self.values[node.id]
             self._write_over_operand(time, kernel, operands, out)
-            self.emit.node, self.emit.origin = node, self.origins[node.id]
+            self.emit.begin(time, node, self.origins[node.id])
             kernel.build(self.emit, node, operands, out)
             self._keep_scratch(time)
-        for node, target, source in self.copies:
-            self.emit.node, self.emit.origin = node, self.origins[node.id]
+        for time, (node, target, source) in enumerate(self.copies, len(self.computed)):
+            self.emit.begin(time, node, self.origins[node.id])
             self.emit.copy(target, source)
 
     def _keep_scratch(self, time: int) -> None:
@@ -260,7 +265,3 @@ class _Planner:
             arena_bytes=layout.arena_bytes,
             peak_bytes=layout.peak_bytes,
         )
-
-
-def _new_view(node: Node, shape: tuple[int, ...], order: Sequence[int] | None = None) -> View:
-    return whole_storage(f"%{node.id} {node.op.value}", node.dtype, shape, order)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import rlx
 from rlx import job
-from rlx.cli import bench, train
+from rlx.cli import bench, inspect, train
 from rlx.errors import RlxError, UsageError
 
 
@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         title="commands", dest="command", required=True, metavar="COMMAND"
     )
     train.add_command(commands)
+    inspect.add_command(commands)
     bench.add_command(commands)
     for command in commands.choices.values():
         command.set_defaults(flags=re.findall("--[a-z]+", command.format_usage()))

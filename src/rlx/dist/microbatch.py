@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlx.backends import Bound, Executable, Session
+from rlx.backends import Bound, Executable, Session, numpy_dtype
 from rlx.dist.flat import Layout
 from rlx.dist.spec import TrainSpec
 from rlx.dist.spec_checks import batch_dim
 from rlx.errors import DataError, UsageError
+from rlx.group import accumulation
 from rlx.ir import DROPOUT_KEY
 
 LOSS, WEIGHT = -2, -1
@@ -79,7 +80,7 @@ class Microbatch:
         np.multiply(self._leaf, weight, out=out) if weight != 1 else np.copyto(out, self._leaf)
 
     def _run(self, order: np.ndarray, place: Place) -> Bound:
-        bound = self._bound_for(len(order))
+        bound = self.bound_for(len(order))
         for name, rows in self._rows.items():
             # Indices are checked where the order is made; "clip" only keeps take from buffering.
             np.take(rows, order, axis=0, out=bound.inputs[name], mode="clip")
@@ -91,7 +92,8 @@ class Microbatch:
                 np.copyto(view, bound.outputs[self._spec.grad_start + offset], casting="same_kind")
         return bound
 
-    def _bound_for(self, count: int) -> Bound:
+    def bound_for(self, count: int) -> Bound:
+        """The plan of a microbatch of `count` rows, made now or kept from before."""
         if count not in self._bound:
             if isinstance(self._batch_name, int) and count != self._batch_name:
                 raise UsageError(
@@ -111,3 +113,15 @@ class Microbatch:
         if not math.isfinite(weight) or weight < 0:
             raise DataError(f"a microbatch's weight is finite and >= 0; the graph gives {weight}")
         return weight
+
+
+def plan_microbatch(spec: TrainSpec, rows: int) -> Bound:
+    """The plan of a microbatch of `rows` rows, as each lane of a run of `spec` has it.
+
+    Raises `UsageError` where the graph has no result for so many rows.
+    """
+    nodes = [spec.graph[ref.name].node for ref in spec.params]
+    layout = Layout(tuple(node.name for node in nodes), tuple(node.shape.bind({}) for node in nodes))
+    params = np.zeros(layout.size, numpy_dtype(nodes[0].dtype))
+    microbatch = Microbatch(spec, layout.views(params), layout, {}, accumulation(params.dtype))
+    return microbatch.bound_for(rows)

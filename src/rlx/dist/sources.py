@@ -11,7 +11,7 @@ import numpy as np
 
 from rlx.backends import numpy_dtype
 from rlx.dist.initial import SCHEME, initial_value
-from rlx.dist.spec import DataRef, WeightRef
+from rlx.dist.spec import DataRef, TrainSpec, WeightRef
 from rlx.errors import DataError
 from rlx.ir import Graph, Node
 
@@ -32,6 +32,11 @@ def load_rows(graph: Graph, data: Sequence[DataRef], resolve: Resolver) -> dict[
         shown = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
         raise DataError(f"the inputs have different numbers of rows: {shown}")
     return loaded
+
+
+def count_rows(spec: TrainSpec, resolve: Resolver) -> int:
+    """The rows of an epoch on one rank, by the files of `spec`; errors as of `load_rows`."""
+    return len(next(iter(load_rows(spec.graph, spec.data, resolve).values())))
 
 
 def load_params(

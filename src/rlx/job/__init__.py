@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rlx.job.blas import pin_blas
     from rlx.job.config import JobConfig, default_settings, load_config
     from rlx.job.connect import run_here
+    from rlx.job.inspection import Inspection, inspect_job
     from rlx.job.launcher import launch_ranks
     from rlx.job.place import Role, role_of
     from rlx.job.reports import send_report
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
 
 _HOME = {
     "LAUNCHER_VARIABLE": "tether",
+    "Inspection": "inspection",
     "JobConfig": "config",
     "Request": "run",
     "Role": "place",
     "SECTIONS": "settings",
     "REQUIRED": "settings",
     "Setting": "settings",
+    "inspect_job": "inspection",
     "is_coordinator": "run",
     "launch": "script",
     "launch_ranks": "launcher",
@@ -48,11 +51,13 @@ __all__ = [
     "LAUNCHER_VARIABLE",
     "REQUIRED",
     "SECTIONS",
+    "Inspection",
     "JobConfig",
     "Request",
     "Role",
     "Setting",
     "default_settings",
+    "inspect_job",
     "is_coordinator",
     "launch",
     "launch_ranks",

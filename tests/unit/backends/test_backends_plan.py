@@ -85,8 +85,10 @@ def test_bias_and_relu_write_over_the_product():
     assert bound.arena_bytes == 2 * 8 * 16 * 4
     text = bound.describe()
     assert "3 calls" in text
-    for word in ("matmul(", "add(", "maximum(", "x = F32[8, 16]@0", "<%1 param>", "512 bytes at"):
+    for word in ("matmul(", "add(", "maximum(", "x = F32[8, 16]@0", "<parameter 'w'>"):
         assert word in text
+    assert "  %3 matmul: 512 bytes at 512, from 0 to the end" in text
+    assert "    2 %5 relu: maximum(F32[8, 16]@512, 0.0, F32[8, 16]@512)" in text
 
 
 def test_a_value_that_is_still_needed_is_not_written_over():

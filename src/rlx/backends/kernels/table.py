@@ -21,31 +21,44 @@ from rlx.ir import DType, Node, Op, Value
 class Call(NamedTuple):
     """`function(*args)`, where each `View` among the arguments becomes an array at last.
 
-    The result goes into the last argument, or into `out` where that is given by keyword.
+    The result goes into the last argument, or into `out` where that is given by keyword. `time` is
+    the place of its node among those that are computed, and `label` names the node.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    node: Node
+    time: int
+    label: str
     out: View | None = None
+
+
+def label_of(node: Node, origin: Node) -> str:
+    """A node that is planned, by the node of the user's graph that it stems from."""
+    within = "" if node.op is origin.op else f"/{node.op.value}"
+    return f"%{origin.id} {origin.op.value}{within}"
 
 
 class Emitter:
     """Takes down the calls of one node after the other, and the scratch storage they ask for.
 
-    `node` is the node at hand, `origin` the node of the user's graph that it stems from, which
-    errors speak of, and `scratches` the storage that it asked for so far.
+    `origin` is the node of the user's graph that the node at hand stems from, which errors speak
+    of, and `scratches` the storage that it asked for so far.
     """
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.scratches: list[Storage] = []
-        self.node: Node
         self.origin: Node
+        self._time = -1
+        self._label = ""
+
+    def begin(self, time: int, node: Node, origin: Node) -> None:
+        """What follows are the calls of `node`, the `time`-th that is computed."""
+        self.origin, self._time, self._label = origin, time, label_of(node, origin)
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
         """Take down one call."""
-        self.calls.append(Call(function, args, self.node))
+        self.calls.append(Call(function, args, self._time, self._label))
 
     def ufunc(self, function: Callable[..., Any], *args: View | Array) -> None:
         """Take down a ufunc's call, whose last argument is where the result goes.
@@ -55,7 +68,7 @@ class Emitter:
         if function in (numpy.maximum, numpy.minimum):
             *operands, out = args
             assert isinstance(out, View)
-            self.calls.append(Call(function, tuple(operands), self.node, out))
+            self.calls.append(Call(function, tuple(operands), self._time, self._label, out))
         else:
             self.call(function, *args)
 
@@ -64,7 +77,7 @@ class Emitter:
     ) -> View:
         """Memory for this node alone, in row order unless said; what it holds at first is not
         defined."""
-        view = whole_storage(f"scratch of %{self.node.id}", dtype, shape, order)
+        view = whole_storage(f"scratch of {self._label}", dtype, shape, order)
         self.scratches.append(view.storage)
         return view
 
