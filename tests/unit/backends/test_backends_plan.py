@@ -247,38 +247,6 @@ def test_plans_of_the_latest_bindings_are_kept():
     assert executable.bind({"batch": 64}) is not bound
 
 
-def test_bits_depend_on_no_address_and_no_other_plan():
-    params, inputs = mlp_data(37)
-    alive, results = [], set()
-    for index in range(10):
-        alive.append(np.ones(1000 + 13 * index, np.uint8))
-        executable = Session().compile(mlp())
-        for name, array in params.items():
-            executable.set_param(name, array)
-        for batch in range(index % 3):
-            alive.append(executable.bind({"batch": batch + 1}))
-        results.add(b"".join(array.tobytes() for array in executable.run(inputs)))
-        alive.append(executable)
-    assert len(results) == 1
-
-
-@pytest.mark.parametrize("batch", [1, 37])
-def test_bits_do_not_depend_on_where_the_callers_memory_lies(batch):
-    params, inputs = mlp_data(batch)
-    results = set()
-    for shift in range(0, 17, 4):
-        flat = np.zeros(sum(one.size for one in params.values()) + shift, np.float32)
-        views, start = {}, shift
-        for name, array in params.items():
-            views[name] = flat[start : start + array.size].reshape(array.shape)
-            views[name][...] = array
-            start += array.size
-        loss = np.zeros(shift + 1, np.float32)[shift:].reshape(())
-        executable = Session().compile(mlp(), params=views, outputs={0: loss})
-        results.add(b"".join(array.tobytes() for array in executable.run(inputs)))
-    assert len(results) == 1
-
-
 def test_bits_do_not_depend_on_the_callers_numpy_settings():
     executable, bound = ready_mlp()
     bound.step()
