@@ -22,6 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from rlx.errors import UsageError
+from rlx.testing.fuzz.corpus import Distillate, Kept, read_corpus, write_corpus
 from rlx.testing.fuzz.net_targets import NET_TARGETS
 from rlx.testing.fuzz.target import Target
 from rlx.testing.fuzz.wire_targets import WIRE_TARGETS
@@ -29,6 +31,7 @@ from rlx.testing.fuzz.wire_targets import WIRE_TARGETS
 TARGETS: Final = {target.name: target for target in (*NET_TARGETS, *WIRE_TARGETS)}
 HANG_S: Final = 20.0
 MEMORY_BYTES: Final = 128 << 20
+_PLACE_FRAMES: Final = 3
 _FIRST_COLUMNS: Final = ("accepted", "unfinished")
 
 
@@ -60,47 +63,58 @@ class Finding(Exception):
         self.error = error
 
 
-def outcome_of(target: Target, data: bytes) -> str:
-    """The word for what became of an input, or the name of the error that refused it.
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an input: a word or an error's name, its message, and where it was raised."""
+
+    word: str
+    message: str = ""
+    place: tuple[tuple[str, int], ...] = ()
+
+
+def outcome_of(target: Target, data: bytes) -> Outcome:
+    """Give an input to a decoder.
 
     Raises `Finding`.
     """
     signal.setitimer(signal.ITIMER_REAL, HANG_S)
     try:
-        return target.run(data)
+        return Outcome(target.run(data))
     except target.refusals as error:
-        return type(error).__name__
+        return Outcome(type(error).__name__, str(error), _place_of(error))
     except (Exception, Hang) as error:
         raise Finding(target.name, data, error) from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
-def read_corpus(folder: Path | None, target: str) -> dict[str, bytes]:
-    """The kept inputs of a target, by name. A name begins with the outcome: `Malformed--what`."""
-    if folder is None:
-        return {}
-    return {path.stem: path.read_bytes() for path in sorted((folder / target).glob("*.bin"))}
+def fuzz_target(
+    target: Target,
+    inputs: int,
+    seed: int,
+    corpus: Sequence[Kept] = (),
+    distillate: Distillate | None = None,
+) -> Tally:
+    """Run the corpus, which must do as it did when it was kept, then mutations of it and the seeds.
 
-
-def fuzz_target(target: Target, inputs: int, seed: int, corpus: dict[str, bytes]) -> Tally:
-    """Run the corpus, which must do as its names say, and then mutations of it and of the seeds.
-
-    Raises `Finding`.
+    What they do is told to `distillate`. Raises `Finding`.
     """
     tally = Tally(target.name)
     started = time.monotonic()
-    for name, data in corpus.items():
-        outcome = outcome_of(target, data)
-        if outcome != name.partition("--")[0]:
-            error = AssertionError(f"{name} is {outcome}")
-            raise Finding(target.name, data, error)
+    for kept in corpus:
+        outcome = outcome_of(target, kept.data).word
+        if outcome != kept.outcome:
+            error = AssertionError(f"an input of the corpus was {kept.outcome}; it is {outcome}")
+            raise Finding(target.name, kept.data, error)
         tally.outcomes[outcome] += 1
-    sources = [*target.seeds(), *corpus.values()]
+    sources = [*target.seeds(), *(kept.data for kept in corpus)]
     generator = random.Random(f"{seed} {target.name}")
     while tally.inputs < inputs:
         data = target.mutate(generator, generator.choice(sources), sources)
-        tally.outcomes[outcome_of(target, data)] += 1
+        outcome = outcome_of(target, data)
+        tally.outcomes[outcome.word] += 1
+        if distillate is not None:
+            distillate.add(outcome.word, outcome.place, data)
     tally.seconds = time.monotonic() - started
     return tally
 
@@ -133,6 +147,11 @@ def bound_memory(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
+def _place_of(error: BaseException) -> tuple[tuple[str, int], ...]:
+    frames = traceback.walk_tb(error.__traceback__)
+    return tuple((frame.f_code.co_filename, line) for frame, line in frames)[-_PLACE_FRAMES:]
+
+
 def _on_alarm(number: int, frame: FrameType | None) -> None:
     raise Hang(f"no end within {HANG_S:g} s")
 
@@ -151,33 +170,56 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--inputs", type=int, default=100_000, help="over all decoders together")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=TARGETS, action="append", help="this decoder alone")
-    parser.add_argument("--corpus", type=Path, help="a folder of kept inputs, by decoder")
+    parser.add_argument("--corpus", type=Path, help="a folder of kept inputs, a file a decoder")
+    parser.add_argument("--distil", action="store_true", help="write the files of --corpus anew")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="where to put one")
     parser.add_argument("--replay", type=Path, help="run this one input, with --only")
     return parser
 
 
+def _fuzz(targets: Sequence[Target], options: argparse.Namespace, tallies: list[Tally]) -> None:
+    share = -(-options.inputs // len(targets))
+    for target in targets:
+        reads = options.corpus is not None and not options.distil
+        kept = read_corpus(options.corpus, target.name) if reads else []
+        distillate = Distillate()
+        tallies.append(fuzz_target(target, share, options.seed, kept, distillate))
+        if options.distil:
+            write_corpus(options.corpus, target.name, distillate.kept())
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.distil and options.corpus is None:
+        parser.error("--distil needs --corpus, the folder to write")
+    if options.replay is not None and len(options.only or ()) != 1:
+        parser.error("--replay needs one --only, the decoder of that input")
+    return options
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fuzz, and print the table; 1 where something was found, which is printed and kept."""
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     targets = [TARGETS[name] for name in options.only or TARGETS]
     signal.signal(signal.SIGALRM, _on_alarm)
     for target in targets:
         target.seeds()  # What loads on first use is no part of what an input costs.
     bound_memory(MEMORY_BYTES)
-    tallies = []
+    tallies: list[Tally] = []
     try:
         if options.replay is not None:
-            print(outcome_of(targets[0], options.replay.read_bytes()))
+            outcome = outcome_of(targets[0], options.replay.read_bytes())
+            print(f"{outcome.word}: {outcome.message}" if outcome.message else outcome.word)
             return 0
-        for target in targets:
-            corpus = read_corpus(options.corpus, target.name)
-            share = -(-options.inputs // len(targets))
-            tallies.append(fuzz_target(target, share, options.seed, corpus))
+        _fuzz(targets, options, tallies)
     except Finding as finding:
         sys.stdout.write(as_table(tallies))
         _report(finding, options.keep)
         return 1
+    except UsageError as error:
+        sys.stderr.write(f"fuzz: {error}\n")
+        return 2
     sys.stdout.write(as_table(tallies))
     return 0
 
