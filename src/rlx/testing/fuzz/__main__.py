@@ -102,11 +102,11 @@ def fuzz_target(
     tally = Tally(target.name)
     started = time.monotonic()
     for kept in corpus:
-        outcome = outcome_of(target, kept.data).word
-        if outcome != kept.outcome:
-            error = AssertionError(f"an input of the corpus was {kept.outcome}; it is {outcome}")
+        word = outcome_of(target, kept.data).word
+        if word != kept.outcome:
+            error = AssertionError(f"an input of the corpus was {kept.outcome}; it is {word}")
             raise Finding(target.name, kept.data, error)
-        tally.outcomes[outcome] += 1
+        tally.outcomes[word] += 1
     sources = [*target.seeds(), *(kept.data for kept in corpus)]
     generator = random.Random(f"{seed} {target.name}")
     while tally.inputs < inputs:
