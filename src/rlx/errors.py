@@ -93,6 +93,10 @@ class DisagreementError(RlxError):
     """Ranks called different collectives, or bring different facts to one that must be equal."""
 
 
+class FingerprintWarning(UserWarning):
+    """Ranks compute with different libraries or CPUs, and may round differently."""
+
+
 class DataError(RlxError):
     """A file of data is missing, malformed, of the wrong size, or outside the allowed roots."""
 

@@ -9,7 +9,18 @@ from rlx.backends.bound import Bound
 from rlx.backends.dtypes import numpy_dtype
 from rlx.backends.executable import Executable
 from rlx.backends.kernels import KERNELS
+from rlx.backends.machine import fingerprint, fingerprint_digest
 from rlx.backends.oracle import ORACLE, evaluate
 from rlx.backends.session import Session
 
-__all__ = ["KERNELS", "ORACLE", "Bound", "Executable", "Session", "evaluate", "numpy_dtype"]
+__all__ = [
+    "KERNELS",
+    "ORACLE",
+    "Bound",
+    "Executable",
+    "Session",
+    "evaluate",
+    "fingerprint",
+    "fingerprint_digest",
+    "numpy_dtype",
+]

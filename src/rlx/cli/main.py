@@ -12,12 +12,13 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import rlx
 from rlx import job
-from rlx.cli import bench, inspect, train
+from rlx.cli import bench, fingerprint, inspect, train
 from rlx.errors import RlxError, UsageError
 
 
@@ -28,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     job.tie_to_launcher(os.environ)
     options = _options(given)
     try:
-        return int(options.run(options, given))
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return int(options.run(options, given))
     except KeyboardInterrupt:
         sys.stderr.write("rlx: interrupted\n")
         return 130
@@ -89,10 +92,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_command(commands)
     inspect.add_command(commands)
+    fingerprint.add_command(commands)
     bench.add_command(commands)
     for command in commands.choices.values():
         command.set_defaults(flags=re.findall("--[a-z]+", command.format_usage()))
     return parser
+
+
+def _warn(message: Warning | str, *where: Any) -> None:
+    """A warning as one message, like an error; where it was raised says nothing to a user."""
+    sys.stderr.write(f"rlx: warning: {message}\n")
 
 
 def _complain(error: Exception, debug: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rlx.dist.agreement import agree, spec_facts
+from rlx.dist.agreement import agree, agree_on_spec
 from rlx.dist.digest import params_digest
 from rlx.dist.files import uri_resolver
 from rlx.dist.flat import layout_of
@@ -252,7 +252,7 @@ def _sources(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """First parameters and rows: from this rank's own files, or pushed by the coordinator."""
     if group is not None:
-        agree(group, spec_facts(spec), 0, "the spec")
+        agree_on_spec(group, spec)
     if spec.push_data and group is not None:
         return (
             pushed_params(spec, group, resolve),

@@ -53,6 +53,7 @@ def train_spec(config: JobConfig) -> TrainSpec:
         lanes=job["lanes"],
         push_data=job["push_data"],
         dropout_seed=job["dropout_seed"],
+        strict=job["strict"],
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from rlx.backends import fingerprint, fingerprint_digest
 from rlx.dist import (
     EvaluationSpec,
     Progress,
@@ -47,6 +48,7 @@ class Outcome:
     figures: dict[str, float]
     params: dict[str, np.ndarray]
     world_size: int
+    backend: str
 
     def summary(self, transport: str) -> dict[str, Any]:
         """The figures that `--json` prints."""
@@ -60,6 +62,8 @@ class Outcome:
             "world_size": self.world_size,
             "transport": transport,
             "lanes": self.metrics.lanes,
+            "backend": self.backend,
+            "fingerprint": fingerprint_digest(fingerprint(self.backend)),
             "wall_s": round(self.metrics.wall_s, 6),
             "compute_s": round(self.metrics.compute_s, 6),
             "comm_s": round(self.metrics.comm_s, 6),
@@ -112,4 +116,4 @@ def _train(
     resolve = file_resolver(roots)
     metrics, params = run_train(spec, group, resolve=resolve, observer=observer)
     figures = {} if evaluation is None else evaluate(evaluation, params, group, resolve=resolve)
-    return Outcome(metrics, figures, params, group.world_size)
+    return Outcome(metrics, figures, params, group.world_size, spec.backend)

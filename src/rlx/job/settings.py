@@ -109,6 +109,7 @@ SECTIONS: dict[str, dict[str, Setting]] = {
         "init_seed": _whole(0, 0, "seed of the first values of parameters without a file"),
         "dropout_seed": _whole(0, 0, "seed of what dropout drops"),
         "weight_output": _maybe_whole(1, "the graph's output that weighs a microbatch, from 0"),
+        "strict": _flag("ranks whose libraries or CPUs may round differently refuse to start"),
         "push_data": _flag("the coordinator sends rows and first parameters to the others"),
     },
     "params": {},

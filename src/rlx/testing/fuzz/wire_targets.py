@@ -91,7 +91,7 @@ def _evaluations() -> list[bytes]:
 
 
 def _facts() -> list[bytes]:
-    made = [RunFacts({"rlx version": "0.1", "batch": "00ff" * 4}, 1437), RunFacts({}, 0)]
+    made = [RunFacts({"batch": "00ff" * 4}, {"numpy": "2.1"}, 1437), RunFacts({}, {}, 0)]
     return [encode_record(one, WireKind.FACTS, 1) for one in made]
 
 
