@@ -74,7 +74,7 @@ def sample(*arguments: object) -> str:
     script = GPT.parent / "sample.py"
     done = subprocess.run(
         [sys.executable, script, *(str(one) for one in arguments)],
-        env=clean_environment(),
+        env=clean_environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         timeout=60,
