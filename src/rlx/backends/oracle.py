@@ -174,8 +174,12 @@ def _mean(node: Node, operands: Sequence[Array], bindings: Bindings) -> Any:
 @_oracle(Op.REDUCE_MAX, Op.REDUCE_MIN)
 def _extreme(node: Node, operands: Sequence[Array], bindings: Bindings) -> Any:
     """Along one axis after another, largest axis first, so that the others keep their numbers."""
+    if 0 in (expected := node.shape.bind(bindings)):
+        return np.zeros(expected)
     pick = np.max if node.op is Op.REDUCE_MAX else np.min
     a = operands[0]
+    if 0 in (expected := node.shape.bind(bindings)):
+        return np.zeros(expected)
     a = _wide(a) if node.dtype.is_float else a
     for axis in sorted(node.attributes["axes"], reverse=True):
         a = pick(a, axis=axis, keepdims=node.attributes["keepdims"])
@@ -185,6 +189,8 @@ def _extreme(node: Node, operands: Sequence[Array], bindings: Bindings) -> Any:
 @_oracle(Op.ARGMAX)
 def _argmax(node: Node, operands: Sequence[Array], bindings: Bindings) -> Any:
     a = operands[0]
+    if 0 in (expected := node.shape.bind(bindings)):
+        return np.zeros(expected)
     return np.argmax(_wide(a) if a.dtype.kind not in "iu" else a, axis=node.attributes["axis"])
 
 
@@ -263,6 +269,8 @@ def _pick(node: Node, operands: Sequence[Array], bindings: Bindings) -> Array:
 @_oracle(Op.NORMALIZE)
 def _normalize(node: Node, operands: Sequence[Array], bindings: Bindings) -> Any:
     a, epsilon = (one.astype(np.longdouble) for one in operands)
+    if not a.size:
+        return a
     centred = a - a.mean(-1, keepdims=True)
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
 
@@ -304,16 +312,17 @@ def _philox(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, int, 
     return a, b, c, d
 
 
-def _log_sum_exp(a: Array, axis: int) -> Array:
-    """log(sum(exp(a))), in long double, with the maximum taken out."""
-    top = np.max(a, axis=axis, keepdims=True)
-    return np.asarray(top + np.log(np.sum(np.exp(a - top), axis=axis, keepdims=True)))
+def _log_shares(a: Array, axis: int) -> Array:
+    """log(exp(a) / sum(exp(a))), in long double. The maximum is taken out of both, and not put back
+    in: beside 1e30 the logarithm of the sum would be lost."""
+    below = a - np.max(a, axis=axis, keepdims=True)
+    return np.asarray(below - np.log(np.sum(np.exp(below), axis=axis, keepdims=True)))
 
 
 @_oracle(Op.LOG_SOFTMAX)
 def _log_softmax(node: Node, operands: Sequence[Array], bindings: Bindings) -> Array:
     a = operands[0].astype(np.longdouble)
-    return a - _log_sum_exp(a, node.attributes["axis"]) if a.size else a
+    return _log_shares(a, node.attributes["axis"]) if a.size else a
 
 
 @_oracle(Op.SOFTMAX)
@@ -327,6 +336,5 @@ def _cross_entropy(node: Node, operands: Sequence[Array], bindings: Bindings) ->
     _check(node, labels, logits.shape[-1])
     losses = np.zeros(labels.shape, np.float64)
     for place, label in np.ndenumerate(labels):
-        row = logits[place].astype(np.longdouble)
-        losses[place] = _log_sum_exp(row, 0)[0] - row[label]
+        losses[place] = -_log_shares(logits[place].astype(np.longdouble), 0)[label]
     return losses

@@ -15,7 +15,7 @@ from backends_support import (
     run_op,
 )
 
-from rlx.backends import KERNELS, ORACLE, Session
+from rlx.backends import KERNELS, ORACLE, Session, evaluate
 from rlx.errors import DataError, UsageError
 from rlx.ir import CATALOGUE, DType, Graph, Op, ReduceOp
 
@@ -108,6 +108,28 @@ def test_a_maximum_of_nothing_names_its_node():
     np.testing.assert_array_equal(empty, [1, 1, 1])
 
 
+@pytest.mark.parametrize("op", [ReduceOp.MAX, ReduceOp.MIN], ids=str)
+def test_maxima_of_nothing_are_none_where_there_are_no_rows(op):
+    nothing = np.zeros((0, 3, 0), np.float32)
+    for axes, shape in (((2,), (0, 3)), ((1, 2), (0,)), ((1,), (0, 0))):
+
+        def build(graph, x, axes=axes):
+            return graph.reduce(op, x, axes)
+
+        graph = Graph("none")
+        graph.set_outputs([build(graph, graph.input("x", ["n", 3, "m"]))])
+        (found,) = Session().compile(graph).run({"x": nothing})
+        (oracle,) = evaluate(graph, {"x": nothing})
+        assert found.shape == oracle.shape == shape
+    graph = Graph("no place")
+    graph.set_outputs([graph.argmax(graph.input("x", ["n", 3, "m"]), 2)])
+    (found,), (oracle,) = (
+        Session().compile(graph).run({"x": nothing}),
+        evaluate(graph, {"x": nothing}),
+    )
+    assert_same_bits(found, oracle)
+
+
 @pytest.mark.parametrize("how", DISGUISES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
@@ -197,6 +219,22 @@ def test_rows_are_gathered_and_scattered_by_number(shape, index_dtype):
     assert_same_bits(found, expected)
 
 
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64], ids=str)
+@pytest.mark.parametrize("how", DISGUISES)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, DType.BOOL], ids=str)
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0,), (3, 0)], ids=str)
+def test_an_element_of_each_row_is_picked(shape, dtype, how, index_dtype):
+    rng = np.random.default_rng(13)
+    values = numbers(rng, (*shape, 7), dtype)
+    indices = np.asarray(rng.integers(0, 7, shape)).astype(index_dtype)
+    found, oracle = run_op(lambda g, v, i: g.pick(v, i), values, indices, how=how)
+    expected = np.zeros(shape, values.dtype)
+    for place in np.ndindex(shape):
+        expected[place] = values[place][indices[place]]
+    assert_same_bits(found, expected)
+    assert_same_bits(oracle, expected)
+
+
 @pytest.mark.parametrize("how", DISGUISES)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
 def test_updates_of_one_row_are_added_in_order(dtype, how):
@@ -221,13 +259,17 @@ def one_hot(graph, table, indices):
     return graph.one_hot(indices, 3)
 
 
+def pick(graph, table, indices):
+    return graph.pick(table[:2], indices)
+
+
 def cross_entropy(graph, table, indices):
     return graph.cross_entropy(table[:2], indices)
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64], ids=str)
-@pytest.mark.parametrize("build", [gather, scatter, one_hot, cross_entropy])
+@pytest.mark.parametrize("build", [gather, scatter, one_hot, pick, cross_entropy])
 def test_an_index_out_of_range_is_named(build, dtype, wrong):
     table = np.ones((3, 3), np.float32)
     assert run_op(build, table, np.array([2, 0], dtype))[0].size
@@ -237,6 +279,10 @@ def test_an_index_out_of_range_is_named(build, dtype, wrong):
 
 
 def test_an_index_into_no_rows_is_an_error():
+    for build in (pick, lambda g, table, i: g.one_hot(i, 0)):
+        with pytest.raises(DataError, match=r"index 0 at \[0\] is out of range.*nothing"):
+            run_op(build, np.ones((2, 0), np.float32), np.array([0, 0]))
+        run_op(build, np.ones((0, 0), np.float32), np.zeros(0, np.int64))
     with pytest.raises(DataError, match="there are no rows"):
         run_op(gather, np.ones((0, 3), np.float32), np.array([0]))
     assert run_op(gather, np.ones((0, 3), np.float32), np.zeros(0, np.int64))[0].shape == (0, 3)

@@ -146,3 +146,14 @@ def test_a_masked_class_has_probability_zero():
     np.testing.assert_array_equal(run_op(lambda g, a: g.softmax(a, 1), x)[0], [[0.5, 0, 0.5]])
     (loss,), _ = run_op(lambda g, a, y: g.cross_entropy(a, y), x, np.array([2]))
     assert loss == pytest.approx(np.log(2))
+
+
+def test_logits_beside_which_the_logarithm_of_the_sum_is_lost():
+    """log(2) is less than half a unit of 1e30, in long double too."""
+    x = np.array([[1e30, 1e30, 0]])
+    found, oracle = run_op(lambda g, a: g.log_softmax(a, 1), x)
+    for one in (found, oracle):
+        np.testing.assert_allclose(one, [[-np.log(2), -np.log(2), -1e30]], rtol=1e-15)
+    for label, expected in ((0, np.log(2)), (2, 1e30)):
+        for loss in run_op(lambda g, a, y: g.cross_entropy(a, y), x, np.array([label])):
+            assert loss == pytest.approx(expected, rel=1e-15)

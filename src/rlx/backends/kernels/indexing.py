@@ -78,9 +78,9 @@ def _pick(emit: Emitter, node: Node, operands: Sequence[View], out: View) -> Non
     values, indices = operands
     if out.size == 0:
         return
-    places = emit.scratch(DType.I64, indices.shape)
-    checked_indices(emit, indices, values.shape[-1], places)
-    starts = numpy.arange(0, values.size, values.shape[-1]).reshape(indices.shape)
+    places, width = emit.scratch(DType.I64, indices.shape), values.shape[-1]
+    checked_indices(emit, indices, width, places)
+    starts = (numpy.arange(out.size) * width).reshape(indices.shape)
     emit.call(numpy.add, places, starts, places)
     emit.call(numpy.take, _flat(emit.contiguous(values)), places, None, out, "clip")
 
