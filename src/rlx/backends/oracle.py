@@ -178,8 +178,6 @@ def _extreme(node: Node, operands: Sequence[Array], bindings: Bindings) -> Any:
         return np.zeros(expected)
     pick = np.max if node.op is Op.REDUCE_MAX else np.min
     a = operands[0]
-    if 0 in (expected := node.shape.bind(bindings)):
-        return np.zeros(expected)
     a = _wide(a) if node.dtype.is_float else a
     for axis in sorted(node.attributes["axes"], reverse=True):
         a = pick(a, axis=axis, keepdims=node.attributes["keepdims"])
