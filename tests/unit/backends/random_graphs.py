@@ -323,7 +323,7 @@ def dropped(on):
 
 
 def size(on):
-    return on.graph.size(on.one_of(on.dims), on.one_of([*on.floats, *INTEGERS]))
+    return on.graph.size(on.one_of(on.dims), on.one_of([*on.floats, DType.I32, DType.I64]))
 
 
 SMOOTH = [
