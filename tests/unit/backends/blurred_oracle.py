@@ -180,12 +180,13 @@ def _composed(node, operands, bindings, blur):
         made = made + 4 * epsilon * blur.signs(made)
     if node.op is Op.GELU:
         made = made + 4 * EPSILON[dtype] * blur.signs(made) * np.where(np.isfinite(first), first, 0)
-    if node.op is Op.NORMALIZE:
-        # Squares overflow in the dtype of the graph, and not in the oracle's.
-        size = np.where(np.isfinite(first), np.abs(first), 0)
-        over = 16 * (size * size).sum(-1, keepdims=True) > most
-        made = np.where(over, blur.unknown, made)
-        # The mean's own rounding shifts all of a row.
-        spread = np.sqrt(np.var(first, -1, keepdims=True) + operands[1])
-        made = made + blur.signs(made) * epsilon * size.max(-1, keepdims=True, initial=0) / spread
-    return _pushed(node.dtype, made, blur, EPSILON[node.dtype])
+    made = _pushed(node.dtype, made, blur, EPSILON[node.dtype])
+    if node.op is not Op.NORMALIZE or not made.size:
+        return made
+    # The mean's own rounding shifts all of a row.
+    size = np.where(np.isfinite(first), np.abs(first), 0)
+    spread = np.sqrt(np.var(first, -1, keepdims=True) + operands[1])
+    made = made + blur.signs(made) * epsilon * size.max(-1, keepdims=True) / spread
+    # Squares overflow in the dtype of the graph, and not in the oracle's.
+    over = 16 * (size * size).sum(-1, keepdims=True) > most
+    return np.where(over, blur.unknown, made)
