@@ -9,6 +9,7 @@ from rlx.autodiff import grad
 from rlx.backends import Session
 from rlx.errors import NoGradientError
 from rlx.ir import DType, Graph
+from rlx.testing.gradcheck import check_gradients
 
 
 def gradient_of(build, x, dims, dtype=DType.F32, seed=1.0):
@@ -80,3 +81,52 @@ def test_a_shared_matrix_with_a_computed_dimension():
         "d_output": np.ones(()),
     }
     assert executable.run(arrays)[0].tolist() == [[100.0] * 3] * 4
+
+
+def slopes(build, arrays, dtype=DType.F64):
+    """The gradients of the sum of what `build` makes, times numbers that all differ."""
+    graph = Graph("slopes")
+    values = []
+    for name, array in arrays.items():
+        own = DType.I64 if array.dtype == np.int64 else dtype
+        values.append(graph.input(name, array.shape, own))
+    made = build(graph, *values)
+    graph.set_outputs([(made * made).sum()])
+    names = [name for name, array in arrays.items() if array.dtype != np.int64]
+    check_gradients(graph, names, arrays)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (0,)], ids=str)
+def test_a_pick_hands_its_gradient_to_what_it_picked(shape):
+    rng = np.random.default_rng(1)
+    x, rows = rng.uniform(-2, 2, (*shape, 5)), np.asarray(rng.integers(0, 5, shape))
+    slopes(lambda graph, a, i: graph.pick(a, i), {"a": x, "i": rows})
+    graph = Graph("picked")
+    a, i = graph.input("a", x.shape, DType.F64), graph.input("i", shape, DType.I64)
+    graph.set_outputs([graph.pick(a, i).sum()])
+    one = np.array(1.0)
+    (found,) = Session().compile(grad(graph, ["a"])).run({"a": x, "i": rows, "d_output": one})
+    np.testing.assert_array_equal(found, np.arange(5) == rows[..., None])
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 1), (2, 3, 4), (0, 3), (2, 0)], ids=str)
+@pytest.mark.parametrize("epsilon", [1e-2, 1.0])
+def test_the_gradient_of_a_normalisation(shape, epsilon):
+    x, weights = np.random.default_rng(2).uniform(-2, 2, (2, *shape))
+
+    def build(graph, a, w):
+        return graph.normalize(a, epsilon) * w
+
+    slopes(build, {"a": x, "w": weights})
+
+
+def test_a_normalisation_of_equal_numbers_has_a_finite_gradient():
+    x = np.full((2, 4), 3.0, np.float32)
+    weights = np.array([1.0, 0, 0, 0], np.float32)
+
+    def build(graph, a):
+        return (graph.layer_norm(a) * graph.constant(weights)).sum()
+
+    found = gradient_of(build, x, [2, 4])
+    expected = np.array([0.75, -0.25, -0.25, -0.25]) / np.sqrt(1e-5)
+    np.testing.assert_allclose(found, [expected, expected], rtol=1e-5)

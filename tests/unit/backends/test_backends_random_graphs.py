@@ -18,6 +18,7 @@ from rlx.backends import KERNELS, Session
 from rlx.backends.layout import View
 from rlx.errors import GraphError, NoGradientError, RlxError
 from rlx.ir import CATALOGUE, DType, Op
+from rlx.wire import decode_graph, encode_graph
 
 REFUSED = (RlxError, ValueError, IndexError)  # the oracle leaves some refusals to numpy
 
@@ -166,6 +167,13 @@ def test_every_op_grows():
     for seed in range(220):
         found |= {node.op for node in random_graph(seed).graph.nodes}
     assert found == set(CATALOGUE)
+
+
+def test_random_graphs_come_over_the_wire_as_they_were():
+    for seed in range(100):
+        on = random_graph(seed)
+        on.graph.set_outputs(on.values[-2:])
+        assert decode_graph(encode_graph(on.graph)).describe() == on.graph.describe()
 
 
 def _off_by_little(kernel):

@@ -57,6 +57,23 @@ WRONG = {
         lambda g, x, w: g.cross_entropy(x, g.input("y", ["batch", 1], DType.I64)),
         r"F32\[batch, 3\] and I64\[batch, 1\]",
     ),
+    "pick": (
+        lambda g, x, w: g.pick(x, g.input("y", ["batch", 3], DType.I64)),
+        r"\[..., n\] and indices \[...\]; got F32\[batch, 3\], I64\[batch, 3\]",
+    ),
+    "pick by bytes": (lambda g, x, w: g.pick(w, w[:, 0].cast(DType.U8)), "or I64 indices; got U8"),
+    "pick no row": (lambda g, x, w: g.pick(x.sum(), x.sum().cast(DType.I32)), r"got F32\[\], I32"),
+    "normalize halves": (lambda g, x, w: g.normalize(x.cast(DType.F16), 1e-5), "F32 or F64 with"),
+    "normalize integers": (lambda g, x, w: g.normalize(x.cast(DType.I64), 1), "F32 or F64 with"),
+    "normalize no axis": (lambda g, x, w: g.normalize(x.sum(), 1e-5), r"an axis; got F32\[\]"),
+    "normalize epsilon": (
+        lambda g, x, w: g.add(Op.NORMALIZE, [x.id, w[0].id], {}),
+        r"a number of F32 as epsilon; got F32\[5\]",
+    ),
+    "normalize epsilon of F64": (
+        lambda g, x, w: g.add(Op.NORMALIZE, [x.id, g.scalar(1.0, DType.F64).id], {}),
+        r"a number of F32 as epsilon; got F64\[\]",
+    ),
     "empty maximum": (lambda g, x, w: x[:, :0].max(1), r"\[batch, 0\] has an empty axis"),
     "index": (lambda g, x, w: w[4], r"index 4 is out of range for axis 0 of \[4, 5\]"),
     "many indices": (lambda g, x, w: w[0, 0, 0], "3 indices for the 2 axes"),
@@ -94,6 +111,8 @@ def test_shapes_and_dtypes_are_inferred(graph):
     labels = graph.input("labels", ["batch"], DType.I32)
     assert graph.cross_entropy(y.cast(DType.F16), labels).dtype is DType.F32
     assert graph.gather(w, labels).shape.dims == ("batch", 5)
+    assert graph.pick(y.cast(DType.BOOL), labels).shape.dims == ("batch",)
+    assert graph.normalize(y, 1e-5).node.type == y.node.type
     assert graph.one_hot(labels, 7, DType.I8).shape.dims == ("batch", 7)
 
 
