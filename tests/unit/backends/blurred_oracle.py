@@ -149,8 +149,9 @@ def _error_of_sum(node, operands, made, bindings):
         total = total * terms if node.op is Op.REDUCE_MEAN else total
     count = terms if node.op is Op.REDUCE_MEAN else 1
     own = EPSILON[node.dtype] * np.abs(np.where(np.isfinite(made), made, 0))
-    error = total * epsilon * (4 + np.sqrt(terms)) / count + tiny * (terms + 1) + own
-    return np.where(total > most, np.nan, error + _tiny_half(node.dtype))
+    lost = np.where(total > 0, tiny * (terms + 1) + _tiny_half(node.dtype), 0)
+    error = total * epsilon * (4 + np.sqrt(terms)) / count + lost + own
+    return np.where(total > most, np.nan, error)
 
 
 def _tiny_half(dtype):
