@@ -21,7 +21,8 @@ def _keep_mask(emit: Emitter, node: Node, operands: Sequence[View], out: View) -
     flat = out.reshaped((out.size,))
     assert flat is not None
     dropped, stream = node.attributes["dropped"], node.attributes["stream"]
-    kept = numpy.array(kept_value(dropped), numpy_dtype(node.dtype))
+    with numpy.errstate(over="ignore"):  # 1 / (1 - p) may be beyond F16, and is infinite then
+        kept = numpy.array(kept_value(dropped), numpy_dtype(node.dtype))
     if node.dtype is DType.F32 or node.dtype is DType.F64:
         emit.call(_draw, emit.contiguous(key), dropped, stream, kept, flat)
         return
