@@ -27,7 +27,9 @@ def _keep_mask(emit: Emitter, node: Node, operands: Sequence[View], out: View) -
         emit.call(_draw, emit.contiguous(key), dropped, stream, kept, flat)
         return
     wide = emit.scratch(DType.F32, flat.shape)
-    emit.call(_draw, emit.contiguous(key), dropped, stream, kept.astype(numpy.float32), wide)
+    # Where it is infinite, that times 0 would be NaN: the largest number becomes infinite below.
+    finite = numpy.nan_to_num(kept.astype(numpy.float32))
+    emit.call(_draw, emit.contiguous(key), dropped, stream, finite, wide)
     emit.copy(flat, wide)
 
 
