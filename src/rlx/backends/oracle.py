@@ -200,7 +200,10 @@ def _slices(node: Node) -> tuple[slice, ...]:
 @_oracle(Op.UNSLICE)
 def _unslice(node: Node, operands: Sequence[Array], bindings: Bindings) -> Array:
     result = np.zeros(node.shape.bind(bindings), operands[0].dtype)
-    result[_slices(node)] = operands[0]
+    part = result[_slices(node)]
+    if part.shape != operands[0].shape:
+        raise UsageError(f"{node}: that slice is {part.shape}, the operand {operands[0].shape}")
+    part[...] = operands[0]
     return result
 
 
