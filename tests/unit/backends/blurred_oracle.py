@@ -29,13 +29,15 @@ def outcomes(graph, arrays, seed, runs=FEW):
 class Blur:
     """What one run adds: signs at random, and in turns NaN and 0 for what no run can tell.
 
-    Half of the runs leave most numbers as they are, so that equal ones stay equal.
+    A third of the runs leave most numbers as they are, so that equal ones stay equal, and a third
+    push all of them one way, as the same rounding of equal numbers does.
     """
 
     def __init__(self, rng, run):
         self.rng = rng
         self.unknown = 0.0 if run % 2 else np.nan
-        self._choices = [-1.0, 0.0, 0.0, 0.0, 1.0] if run % 4 > 1 else [-1.0, 1.0]
+        either, rarely = [-1.0, 1.0], [-1.0, 0.0, 0.0, 0.0, 1.0]
+        self._choices = (either, either, rarely, rarely, [1.0], [-1.0])[run % 6]
 
     def signs(self, like):
         return self.rng.choice(self._choices, like.shape).astype(np.longdouble)
