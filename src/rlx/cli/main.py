@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(given)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _warn
+            warnings.showwarning = _warn  # type: ignore[assignment]
             return int(options.run(options, given))
     except KeyboardInterrupt:
         sys.stderr.write("rlx: interrupted\n")
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _warn(message: Warning | str, *where: Any) -> None:
+def _warn(message: Warning | str, *where: object, **more: object) -> None:
     """A warning as one message, like an error; where it was raised says nothing to a user."""
     sys.stderr.write(f"rlx: warning: {message}\n")
 
