@@ -5,9 +5,8 @@ list of numpy calls. This room computes in this process alone: it knows no gradi
 a graph like any other), no files, no wire and no ranks.
 """
 
-from rlx.backends.bound import Bound
+from rlx.backends.compiled import BoundGraph, Compiled
 from rlx.backends.dtypes import numpy_dtype
-from rlx.backends.executable import Executable
 from rlx.backends.kernels import KERNELS
 from rlx.backends.machine import fingerprint, fingerprint_digest
 from rlx.backends.oracle import ORACLE, evaluate
@@ -16,8 +15,8 @@ from rlx.backends.session import Session
 __all__ = [
     "KERNELS",
     "ORACLE",
-    "Bound",
-    "Executable",
+    "BoundGraph",
+    "Compiled",
     "Session",
     "evaluate",
     "fingerprint",

@@ -10,12 +10,12 @@ from typing import Any
 import numpy
 
 from rlx.backends.arena import aligned_zeros
+from rlx.backends.checks import refuse_unset
 from rlx.backends.dtypes import Array, numpy_dtype
 from rlx.backends.kernels import Call
 from rlx.backends.layout import Storage, View
 from rlx.backends.plan import Plan
 from rlx.backends.plan_text import plan_text
-from rlx.errors import UsageError
 
 _BUFFER_ELEMENTS = 512
 
@@ -80,6 +80,14 @@ class Bound:
             refuse_unset(self._unset)
         self._context.run(_run_all, self._calls)
 
+    def costs(self) -> Mapping[str, int]:
+        """The calls of a step, and the bytes of the arena."""
+        return {
+            "calls": self.calls,
+            "arena_bytes": self.arena_bytes,
+            "peak_bytes": self.peak_bytes,
+        }
+
     def describe(self) -> str:
         """The plan as text: inputs, calls in order, outputs, buffers with lifetimes, and bytes."""
         return plan_text(self._plan)
@@ -113,12 +121,6 @@ def _numpy_context() -> Context:
     context.run(numpy.seterr, all="ignore")
     context.run(numpy.setbufsize, _BUFFER_ELEMENTS)
     return context
-
-
-def refuse_unset(unset: Collection[str]) -> None:
-    """Raise the `UsageError` of a run before its parameters have values."""
-    names = ", ".join(repr(name) for name in sorted(unset))
-    raise UsageError(f"no value was set for the parameter(s) {names}; call set_param first")
 
 
 def _memory_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -129,3 +129,9 @@ def check_bindings(known: Iterable[str], bindings: Mapping[str, int]) -> dict[st
     if missing := names - set(bindings):
         raise UsageError(f"no value was given for the dimension(s) {', '.join(sorted(missing))}")
     return {name: int(bindings[name]) for name in sorted(names)}
+
+
+def refuse_unset(unset: Collection[str]) -> None:
+    """Raise the `UsageError` of a run before its parameters have values."""
+    names = ", ".join(repr(name) for name in sorted(unset))
+    raise UsageError(f"no value was set for the parameter(s) {names}; call set_param first")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlx.backends.compiled import Compiled
 from rlx.backends.dtypes import Array
 from rlx.backends.executable import Executable
 from rlx.errors import UsageError
@@ -26,7 +27,7 @@ class Session:
         *,
         params: Mapping[str, Array] | None = None,
         outputs: Mapping[int, Array] | None = None,
-    ) -> Executable:
+    ) -> Compiled:
         """Make `graph` runnable; later changes of the graph have no effect on the result.
 
         Parameters

@@ -109,9 +109,7 @@ def _facts(found: job.Inspection, rows: int | None) -> dict[str, Any]:
         "lanes": spec.lanes,
         "plan": {
             "bindings": dict(bound.bindings),
-            "calls": bound.calls,
-            "arena_bytes": bound.arena_bytes,
-            "peak_bytes": bound.peak_bytes,
+            **bound.costs(),
         },
     }
 

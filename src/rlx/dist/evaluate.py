@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends import Bound, Session
+from rlx.backends import BoundGraph, Session
 from rlx.dist.agreement import agree
 from rlx.dist.digest import params_digest
 from rlx.dist.fields import all_of, check, check_int, check_text
@@ -178,7 +178,7 @@ class _Sums:
                 float(output) * (stop - start) if mean_of_batch else output.sum(dtype=np.float64)
             )
 
-    def _bound(self, count: int) -> Bound:
+    def _bound(self, count: int) -> BoundGraph:
         if isinstance(self._batch_dim, int):
             if count != self._batch_dim:
                 raise UsageError(

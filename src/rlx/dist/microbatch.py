@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlx.backends import Bound, Executable, Session, numpy_dtype
+from rlx.backends import BoundGraph, Compiled, Session, numpy_dtype
 from rlx.dist.flat import Layout
 from rlx.dist.spec import TrainSpec
 from rlx.dist.spec_checks import batch_dim
@@ -58,11 +58,11 @@ class Microbatch:
         direct = all(array.dtype == dtype for array in params.values())
         self._direct = direct
         outputs = {spec.grad_start + i: view for i, view in enumerate(self._gradients)}
-        self._executable: Executable = Session(spec.device).compile(
+        self._executable: Compiled = Session(spec.device).compile(
             spec.graph, params=params, outputs=outputs if direct else None
         )
         self._batch_name = batch_dim(spec.graph, spec.data)
-        self._bound: dict[int, Bound] = {}
+        self._bound: dict[int, BoundGraph] = {}
 
     def leaf(self, order: np.ndarray, place: Place, out: np.ndarray) -> None:
         """Compute the leaf of the rows `order` into `out`: gradients, loss and weight.
@@ -79,7 +79,7 @@ class Microbatch:
         self._leaf[WEIGHT] = 1
         np.multiply(self._leaf, weight, out=out) if weight != 1 else np.copyto(out, self._leaf)
 
-    def _run(self, order: np.ndarray, place: Place) -> Bound:
+    def _run(self, order: np.ndarray, place: Place) -> BoundGraph:
         bound = self.bound_for(len(order))
         for name, rows in self._rows.items():
             # Indices are checked where the order is made; "clip" only keeps take from buffering.
@@ -92,7 +92,7 @@ class Microbatch:
                 np.copyto(view, bound.outputs[self._spec.grad_start + offset], casting="same_kind")
         return bound
 
-    def bound_for(self, count: int) -> Bound:
+    def bound_for(self, count: int) -> BoundGraph:
         """The plan of a microbatch of `count` rows, made now or kept from before."""
         if count not in self._bound:
             if isinstance(self._batch_name, int) and count != self._batch_name:
@@ -106,7 +106,7 @@ class Microbatch:
             self._bound[count] = bound
         return self._bound[count]
 
-    def _weight(self, bound: Bound, count: int) -> float:
+    def _weight(self, bound: BoundGraph, count: int) -> float:
         if self._spec.weight_index is None:
             return count / self._spec.batch
         weight = float(bound.outputs[self._spec.weight_index])
@@ -115,7 +115,7 @@ class Microbatch:
         return weight
 
 
-def plan_microbatch(spec: TrainSpec, rows: int) -> Bound:
+def plan_microbatch(spec: TrainSpec, rows: int) -> BoundGraph:
     """The plan of a microbatch of `rows` rows, as each lane of a run of `spec` has it.
 
     Raises `UsageError` where the graph has no result for so many rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlx.backends import Bound
+from rlx.backends import BoundGraph
 from rlx.dist import TrainSpec, count_rows, file_resolver, plan_microbatch
 from rlx.job.build import data_roots, train_spec
 from rlx.job.config import JobConfig
@@ -28,7 +28,7 @@ class Inspection:
         """The steps of an epoch."""
         return -(-self.rows // self.spec.step_rows)
 
-    def plan(self, rows: int | None = None) -> Bound:
+    def plan(self, rows: int | None = None) -> BoundGraph:
         """The plan of a microbatch of so many rows; of a whole one for None."""
         return plan_microbatch(self.spec, self.spec.batch if rows is None else rows)
 
