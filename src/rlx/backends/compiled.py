@@ -177,9 +177,9 @@ class Compiled(ABC):
         return checked
 
 
-def zeros_for(node: Node) -> Array:
-    """Zeros of the node's dtype and (known) shape, aligned as the arena is."""
-    shape = node.shape.bind({})
+def zeros_for(node: Node, bindings: Mapping[str, int] | None = None) -> Array:
+    """Zeros of the node's dtype and shape, aligned as the arena is."""
+    shape = node.shape.bind(bindings or {})
     dtype = numpy_dtype(node.dtype)
     count = int(numpy.prod(shape, dtype=numpy.int64))
     return aligned_zeros(count * dtype.itemsize).view(dtype).reshape(shape)

@@ -7,19 +7,32 @@ from collections.abc import Mapping
 from rlx.backends.compiled import Compiled
 from rlx.backends.dtypes import Array
 from rlx.backends.executable import Executable
+from rlx.backends.jax import PLATFORMS, open_device
 from rlx.errors import UsageError
 from rlx.ir import Graph
 
-DEVICES = ("cpu",)
+DEVICES = {"numpy": ("cpu",), "jax": PLATFORMS}
+"""The backends, and what each may compute on."""
 
 
 class Session:
-    """A device on which graphs run; "cpu" is numpy in this process. Holds no state of its own."""
+    """A device on which graphs run, and what computes there.
 
-    def __init__(self, device: str = "cpu") -> None:
-        if device not in DEVICES:
-            raise UsageError(f"there is no device {device!r}; known: {', '.join(DEVICES)}")
+    The backend "numpy" computes in this process; "jax" has XLA compile each graph, and agrees with
+    numpy within a tolerance, not to the bit. Threads may share a session.
+
+    Raises `UsageError` for a device or backend that there is not, also where jax is not installed.
+    """
+
+    def __init__(self, device: str = "cpu", backend: str = "numpy") -> None:
+        if backend not in DEVICES:
+            raise UsageError(f"there is no backend {backend!r}; known: {', '.join(DEVICES)}")
+        if device not in DEVICES[backend]:
+            known = ", ".join(DEVICES[backend])
+            raise UsageError(f"there is no device {device!r}; known: {known} (by {backend})")
         self.device = device
+        self.backend = backend
+        self._programs = open_device(device) if backend == "jax" else None
 
     def compile(
         self,
@@ -33,8 +46,8 @@ class Session:
         Parameters
         ----------
         params
-            Memory of the caller for some or all parameters, by name: used in place, never copied,
-            so that an optimiser changes them between runs. It must have the parameter's dtype and
+            Memory of the caller for some or all parameters, by name: read at each run, so that an
+            optimiser changes them in place between runs. It must have the parameter's dtype and
             shape and be C-contiguous. The others get memory of their own, and need `set_param`.
         outputs
             Memory of the caller for some outputs, by place in `graph.outputs`: each run writes the
@@ -46,4 +59,9 @@ class Session:
             The graph has no outputs; a name or place is unknown; memory does not fit what it is
             for, or is shared between an output and anything else.
         """
-        return Executable(graph, params=params or {}, outputs=outputs or {})
+        given, owned = params or {}, outputs or {}
+        if self._programs is None:
+            return Executable(graph, params=given, outputs=owned)
+        from rlx.backends.jax.executable import JaxExecutable
+
+        return JaxExecutable(graph, self._programs, params=given, outputs=owned)

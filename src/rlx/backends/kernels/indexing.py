@@ -35,10 +35,15 @@ def check_range(node: Node, indices: Array, count: int) -> None:
         return
     wrong = (indices < 0) | (indices >= count)
     place = tuple(int(axis) for axis in numpy.argwhere(wrong)[0])
+    raise out_of_range(node, int(indices[place]), place, count)
+
+
+def out_of_range(node: Node, index: int, place: tuple[int, ...], count: int) -> DataError:
+    """The error for an index that is not in 0..count-1."""
     legal = f"0 to {count - 1}" if count else "nothing: there are no rows"
-    raise DataError(
-        f"{node.op.value} (%{node.id}): the index {int(indices[place])} at {list(place)} is out of "
-        f"range; legal is {legal}"
+    return DataError(
+        f"{node.op.value} (%{node.id}): the index {index} at {list(place)} is out of range; "
+        f"legal is {legal}"
     )
 
 

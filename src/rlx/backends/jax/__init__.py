@@ -1,0 +1,44 @@
+"""The same graphs by XLA: for GPUs, and for speed where compiling pays.
+
+A rule a node states the graph in jax's terms, and XLA compiles the whole for one binding of the
+names. Results agree with numpy's within a tolerance, and not to the bit. jax loads when a session
+asks for it, and nothing here changes its settings for the rest of the process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlx.errors import UsageError
+
+if TYPE_CHECKING:
+    from rlx.backends.jax.program import Programs
+
+PLATFORMS = ("cpu", "gpu")
+"""What jax may compute on, by jax's own names."""
+
+
+def open_device(platform: str) -> Programs:
+    """What compiles for the first device of `platform`, with nothing compiled yet.
+
+    Raises `UsageError` where jax is missing, too old, or has no such device.
+    """
+    _refuse_without_jax()
+    from rlx.backends.jax.program import Programs, first_device
+
+    return Programs(first_device(platform))
+
+
+def _refuse_without_jax() -> None:
+    try:
+        import jax
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(
+            f"the backend 'jax' needs the package jax ({' '.join(str(error).split())}); "
+            f"pip install 'rlx[jax]', or choose the backend 'numpy'"
+        ) from None
+    if not hasattr(jax, "enable_x64"):
+        found = getattr(jax, "__version__", f"what is at {list(getattr(jax, '__path__', []))}")
+        raise UsageError(
+            f"the backend 'jax' needs jax 0.8 or later; found {found}; pip install 'rlx[jax]'"
+        )
