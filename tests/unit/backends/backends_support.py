@@ -12,6 +12,9 @@ INTEGERS = [DType.I8, DType.U8, DType.I32, DType.I64]
 NAMES = {numpy_dtype(dtype): dtype for dtype in DType}
 EPSILON = {DType.F16: 2**-10, DType.BF16: 2**-7, DType.F32: 2**-23, DType.F64: 2**-52}
 
+BACKEND = "numpy"
+"""What `run_op` runs; a test of another backend sets it for itself."""
+
 DISGUISES = ["plain", "transposed", "stepped", "reversed"]
 
 
@@ -34,7 +37,7 @@ def disguised(graph, name, array, how):
 
 
 def run_op(build, *arrays, how="plain"):
-    """`build(graph, *values)` on the arrays, by executor and by oracle; the executor's result.
+    """`build(graph, *values)` on the arrays, by executor and by oracle: the results of both.
 
     The two must agree in dtype and shape; a warning of numpy is a failure.
     """
@@ -44,7 +47,7 @@ def run_op(build, *arrays, how="plain"):
     inputs = {f"x{index}": given for index, (_, given) in enumerate(pairs)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (result,) = Session("cpu").compile(graph).run(inputs)
+        (result,) = Session("cpu", BACKEND).compile(graph).run(inputs)
         (expected,) = evaluate(graph, inputs)
     assert result.dtype == expected.dtype
     assert result.shape == expected.shape

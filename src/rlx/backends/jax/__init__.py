@@ -1,4 +1,4 @@
-"""The same graphs by XLA: for GPUs, and for speed where compiling pays.
+"""The same graphs by XLA, on the CPU.
 
 A rule a node states the graph in jax's terms, and XLA compiles the whole for one binding of the
 names. Results agree with numpy's within a tolerance, and not to the bit. jax loads when a session
@@ -14,7 +14,7 @@ from rlx.errors import UsageError
 if TYPE_CHECKING:
     from rlx.backends.jax.program import Programs
 
-PLATFORMS = ("cpu", "gpu")
+PLATFORMS = ("cpu",)
 """What jax may compute on, by jax's own names."""
 
 

@@ -21,11 +21,14 @@ from rlx.backends.simplify import simplified
 from rlx.errors import UsageError
 from rlx.ir import Graph, Node, Op
 
-_OPTIONS: dict[str, dict[str, Any]] = {
+_OPTIONS = {
     # Else a value that the graph rounds to half precision and widens again is never rounded.
-    "cpu": {"xla_allow_excess_precision": False},
-    # And sums into the same place would be in the order in which threads come.
-    "gpu": {"xla_allow_excess_precision": False, "xla_gpu_deterministic_ops": True},
+    "xla_allow_excess_precision": False,
+    # Else NaN may be lost on the way through a maximum.
+    "xla_cpu_enable_fast_min_max": False,
+    "xla_cpu_enable_fast_math": False,
+    # A product's bits do not depend on how many cores there are; lanes are what uses more.
+    "xla_cpu_multi_thread_eigen": False,
 }
 
 
@@ -69,7 +72,7 @@ class Program:
             for node in self.fed
         ]
         with jax.enable_x64(True):
-            stated = jax.jit(self._stated, compiler_options=_OPTIONS[device.platform])
+            stated = jax.jit(self._stated, compiler_options=_OPTIONS)
             self._compiled = stated.lower(*types).compile()
 
     def run(self, fed: Sequence[Array], outputs: Sequence[Array]) -> None:
