@@ -18,7 +18,15 @@ Show what JOB.toml is: its parameters, data, steps, and what a microbatch costs.
 
 With --graph, the graph that every rank gets, gradients included, one node a line. With --plan, what
 a lane runs for one microbatch: each numpy call in order, each buffer with its lifetime, and bytes.
-The numbers of nodes (%12) are the same in both."""
+The numbers of nodes (%12) are the same in both. The plan of a job with backend = "jax" is XLA's own
+text of the program that it compiled."""
+
+_COSTS = {
+    "numpy": "{calls} calls, arena of {arena_bytes:,} bytes",
+    "jax": "{argument_bytes:,} bytes of arguments, {result_bytes:,} of results, "
+    "{temporary_bytes:,} between",
+}
+"""What a plan costs, by backend."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -107,6 +115,7 @@ def _facts(found: job.Inspection, rows: int | None) -> dict[str, Any]:
         "rows_per_step": spec.step_rows,
         "rows_per_microbatch": spec.batch,
         "lanes": spec.lanes,
+        "backend": spec.backend,
         "plan": {
             "bindings": dict(bound.bindings),
             **bound.costs(),
@@ -137,8 +146,8 @@ def _as_text(facts: dict[str, Any]) -> str:
             f"step        {facts['rows_per_step']} rows"
             + (f", the last of an epoch {last}" if last else "")
             + f", in microbatches of {facts['rows_per_microbatch']}",
-            f"plan        of a microbatch{bound}: {plan['calls']} calls, "
-            f"arena of {plan['arena_bytes']:,} bytes; one for each of {facts['lanes']} lane(s)",
+            f"plan        of a microbatch{bound}: {_COSTS[facts['backend']].format(**plan)}; "
+            f"one for each of {facts['lanes']} lane(s)",
             "",
         ]
     )

@@ -15,7 +15,7 @@ from rlx.dist.lanes import Lanes
 from rlx.dist.push import pushed_rows
 from rlx.dist.rows import SharedRows
 from rlx.dist.sources import Resolver, load_rows
-from rlx.dist.spec import SPEC_LIMIT_BYTES, SPEC_VERSION, DataRef
+from rlx.dist.spec import BACKENDS, SPEC_LIMIT_BYTES, SPEC_VERSION, DataRef
 from rlx.dist.spec_checks import batch_dim, check_data, row_inputs
 from rlx.errors import UsageError
 from rlx.group import ProcessGroup
@@ -40,6 +40,7 @@ class EvaluationSpec(Record, frozen=True):
     data: Sequence[DataRef]
     batch: int
     push_data: bool = False
+    backend: str = "numpy"
 
     def __post_init__(self) -> None:
         check(isinstance(self.graph, Graph), f"graph is a Graph; got {type(self.graph).__name__}")
@@ -47,6 +48,7 @@ class EvaluationSpec(Record, frozen=True):
         self._normalise("data", all_of("data", self.data, DataRef))
         check_int("batch", self.batch, least=1)
         check(isinstance(self.push_data, bool), "push_data is a bool")
+        check(self.backend in BACKENDS, f"backend is one of {BACKENDS}; got {self.backend!r}")
         for name in self.names:
             check_text("a figure's name", name)
         if any(ref.has_shard for ref in self.data):
@@ -75,6 +77,7 @@ class EvaluationSpec(Record, frozen=True):
             "inputs": str(inputs)[:200],
             "batch": str(self.batch),
             "push_data": str(self.push_data),
+            "backend": self.backend,
         }
 
     def to_bytes(self) -> bytes:
@@ -120,6 +123,7 @@ def _evaluate(
     group: ProcessGroup | None,
     resolve: Resolver,
 ) -> dict[str, float]:
+    session = Session("cpu", spec.backend)
     if group is not None:
         agree(group, {**spec.facts(), "parameters": params_digest(params)[:16]}, 0, "evaluation")
     if spec.push_data and group is not None:
@@ -131,7 +135,7 @@ def _evaluate(
         agree(group, {"number of rows": str(count)}, count, "evaluation's rows")
     rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
     step = SharedRows(count, spec.batch, count, world_size).step(0)
-    sums = _Sums(spec, params, rows)
+    sums = _Sums(spec, session, params, rows)
     total = np.zeros(len(spec.names), np.float64)
     with Lanes(1, len(total), total.dtype, np.empty) as lanes:
         nodes = lanes.nodes(
@@ -153,12 +157,13 @@ class _Sums:
     def __init__(
         self,
         spec: EvaluationSpec,
+        session: Session,
         params: Mapping[str, np.ndarray],
         rows: Mapping[str, np.ndarray],
     ) -> None:
         self._rows = rows
         self._batch_dim = batch_dim(spec.graph, spec.data)
-        self._executable = Session("cpu").compile(spec.graph)
+        self._executable = session.compile(spec.graph)
         for node in spec.graph.params:
             if node.name not in params:
                 raise UsageError(f"the evaluation's parameter {node.name!r} is not a trained one")

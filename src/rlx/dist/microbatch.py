@@ -37,6 +37,8 @@ class Microbatch:
 
     Parameters
     ----------
+    session
+        Where the graph runs; lanes that share one share what is compiled.
     params
         Views of the run's flat parameter vector, read in place.
     dtype
@@ -46,6 +48,7 @@ class Microbatch:
     def __init__(
         self,
         spec: TrainSpec,
+        session: Session,
         params: Mapping[str, np.ndarray],
         layout: Layout,
         rows: Mapping[str, np.ndarray],
@@ -58,7 +61,7 @@ class Microbatch:
         direct = all(array.dtype == dtype for array in params.values())
         self._direct = direct
         outputs = {spec.grad_start + i: view for i, view in enumerate(self._gradients)}
-        self._executable: Compiled = Session(spec.device).compile(
+        self._executable: Compiled = session.compile(
             spec.graph, params=params, outputs=outputs if direct else None
         )
         self._batch_name = batch_dim(spec.graph, spec.data)
@@ -123,5 +126,7 @@ def plan_microbatch(spec: TrainSpec, rows: int) -> BoundGraph:
     nodes = [spec.graph[ref.name].node for ref in spec.params]
     layout = Layout(tuple(node.name for node in nodes), tuple(node.shape.bind({}) for node in nodes))
     params = np.zeros(layout.size, numpy_dtype(nodes[0].dtype))
-    microbatch = Microbatch(spec, layout.views(params), layout, {}, accumulation(params.dtype))
+    session = Session(spec.device, spec.backend)
+    views, wide = layout.views(params), accumulation(params.dtype)
+    microbatch = Microbatch(spec, session, views, layout, {}, wide)
     return microbatch.bound_for(rows)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rlx.backends import Session
 from rlx.dist.agreement import agree, agree_on_spec
 from rlx.dist.digest import params_digest
 from rlx.dist.files import uri_resolver
@@ -95,6 +96,7 @@ class _Run:
         self._group = group
         self._reduce = reduce
         self._rank = 0 if group is None else group.rank
+        session = Session(spec.device, spec.backend)
         first, rows = _sources(spec, group, resolve)
         self._own_rows = len(next(iter(rows.values())))
         counts = _start_together(spec, group, first, self._own_rows, reduce is not None)
@@ -112,7 +114,7 @@ class _Run:
         self._total[:] = 0
         views = self._layout.views(self._params)
         self._microbatches = [
-            Microbatch(spec, views, self._layout, rows, wide) for _ in range(spec.lanes)
+            Microbatch(spec, session, views, self._layout, rows, wide) for _ in range(spec.lanes)
         ]
         self._compute_s = self._comm_s = 0.0
 

@@ -53,6 +53,7 @@ def train_spec(config: JobConfig) -> TrainSpec:
         lanes=job["lanes"],
         push_data=job["push_data"],
         dropout_seed=job["dropout_seed"],
+        backend=job["backend"],
         strict=job["strict"],
     )
 
@@ -69,6 +70,7 @@ def evaluation_spec(config: JobConfig) -> EvaluationSpec | None:
         data=_data_refs(config, graph, section["data"], "evaluation"),
         batch=section["batch"],
         push_data=config.section("job")["push_data"],
+        backend=config.section("job")["backend"],
     )
 
 

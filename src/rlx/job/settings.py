@@ -12,6 +12,7 @@ from typing import Any
 REQUIRED = object()
 
 TRANSPORTS = ("auto", "tcp", "mpi", "threads")
+BACKENDS = ("numpy", "jax")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
@@ -109,6 +110,12 @@ SECTIONS: dict[str, dict[str, Setting]] = {
         "init_seed": _whole(0, 0, "seed of the first values of parameters without a file"),
         "dropout_seed": _whole(0, 0, "seed of what dropout drops"),
         "weight_output": _maybe_whole(1, "the graph's output that weighs a microbatch, from 0"),
+        "backend": Setting(
+            _one_of(BACKENDS),
+            "one of " + ", ".join(BACKENDS),
+            "numpy",
+            "what computes a microbatch",
+        ),
         "strict": _flag("ranks whose libraries or CPUs may round differently refuse to start"),
         "push_data": _flag("the coordinator sends rows and first parameters to the others"),
     },

@@ -1,0 +1,58 @@
+"""A job with `backend = "jax"` by the commands that a user types."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+from command_support import JOB, MODEL, result, rlx
+from launching import on_each_rank
+
+BY_JAX = ("--set", "job.backend=jax")
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "job.toml").write_text(JOB)
+    rows = np.arange(30, dtype=np.float32).reshape(10, 3) / 30
+    np.save(tmp_path / "x.npy", rows)
+    np.save(tmp_path / "y.npy", rows.sum(1, keepdims=True))
+    return tmp_path / "job.toml"
+
+
+def test_processes_end_with_the_bits_of_one(job):
+    one, two = (result(job, *BY_JAX, "-n", ranks) for ranks in (1, 2))
+    assert one["params_sha256"] == two["params_sha256"]
+    assert one["last_loss"] == pytest.approx(result(job)["last_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_jax_ends_the_run_before_the_first_step(job, rank):
+    blocked = f"import sys\nif rank == {rank}:\n    sys.modules['jax'] = None"
+    environment = on_each_rank(job.parent, blocked)
+    done = rlx("train", job, *BY_JAX, "-n", 2, **environment)
+    assert done.returncode != 0
+    assert f"rank {rank}" in done.stderr
+    assert "pip install 'rlx[jax]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+def test_inspect_shows_xlas_program_and_its_bytes(job):
+    facts = json.loads(rlx("inspect", job, *BY_JAX, "--json").stdout)
+    assert facts["backend"] == "jax"
+    assert facts["plan"]["argument_bytes"] > 0
+    text = rlx("inspect", job, *BY_JAX).stdout
+    assert f"{facts['plan']['argument_bytes']:,} bytes of arguments" in text
+    assert rlx("inspect", job, *BY_JAX, "--plan").stdout.startswith("HloModule")
+
+
+def test_an_unknown_backend_is_refused(job):
+    done = rlx("train", job, "--set", "job.backend=torch")
+    assert done.returncode == 2
+    assert "job.backend is one of numpy, jax; got 'torch'" in done.stderr
