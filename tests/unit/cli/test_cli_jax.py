@@ -31,6 +31,22 @@ def test_processes_end_with_the_bits_of_one(job):
     assert one["last_loss"] == pytest.approx(result(job)["last_loss"], rel=1e-5)
 
 
+def test_bits_do_not_depend_on_cores_but_on_threads_of_xla(job):
+    """A gradient that sums over many rows; with more threads XLA cuts that sum."""
+    rng = np.random.default_rng(1)
+    for name, width in (("x", 9), ("y", 16)):
+        np.save(job.with_name(f"{name}.npy"), rng.standard_normal((20_000, width), np.float32))
+    wide = MODEL.replace('"batch", 3', '"batch", 9').replace('"batch", 1', '"batch", 16')
+    job.with_name("model.py").write_text(wide.replace("[3, 1]", "[9, 16]"))
+    whole = (*BY_JAX, "--set", "job.batch=20000", "--set", "job.epochs=1")
+    pinned, one, eight = (
+        result(job, *whole, **threads)["params_sha256"]
+        for threads in ({}, {"PJRT_NPROC": "1"}, {"PJRT_NPROC": "8"})
+    )
+    assert pinned == one
+    assert one != eight
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_without_jax_ends_the_run_before_the_first_step(job, rank):
     blocked = f"import sys\nif rank == {rank}:\n    sys.modules['jax'] = None"

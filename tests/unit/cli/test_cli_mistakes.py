@@ -13,7 +13,7 @@ import pytest
 
 from command_support import JOB, MODEL, result, rlx
 from rlx.cli import main
-from rlx.job.blas import BLAS_VARIABLES
+from rlx.job.blas import BLAS_VARIABLES, XLA_VARIABLE
 from support import clean_environment, heed_signals
 
 MORE = """
@@ -63,7 +63,7 @@ def told_here(capsys, *arguments, status: int = 2, **environment: str) -> str:
     with pytest.MonkeyPatch.context() as patch:
         for name in set(os.environ) - set(clean_environment()):
             patch.delenv(name)
-        for name in BLAS_VARIABLES:
+        for name in (*BLAS_VARIABLES, XLA_VARIABLE):
             patch.setenv(name, "1")
         for name, value in environment.items():
             patch.setenv(name, value)
