@@ -15,7 +15,7 @@ import numpy as np
 from model import ALPHABET, LENGTH, sampling
 from safetensors.numpy import load_file
 
-from rlx.backends import Executable, Session
+from rlx.backends import Compiled, Session
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def known(text: str) -> str:
     return text
 
 
-def following(network: Executable, tokens: list[int]) -> np.ndarray:
+def following(network: Compiled, tokens: list[int]) -> np.ndarray:
     """The scores of what follows the last LENGTH of `tokens`, by a model that looks at no later
     place: what fills up a short row has no effect."""
     seen = tokens[-LENGTH:]

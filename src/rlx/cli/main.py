@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(given)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _warn  # type: ignore[assignment]
+            warnings.showwarning = _warn
             return int(options.run(options, given))
     except KeyboardInterrupt:
         sys.stderr.write("rlx: interrupted\n")
