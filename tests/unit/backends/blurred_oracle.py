@@ -27,7 +27,7 @@ def outcomes(graph, arrays, seed, runs=FEW):
 
 
 class Blur:
-    """What one run adds: signs at random, and in turns NaN and 0 for what no run can tell.
+    """What one run adds: signs at random, and anything for what overflows on the way.
 
     A third of the runs leave most numbers as they are, so that equal ones stay equal, and a third
     push all of them one way, as the same rounding of equal numbers does.
@@ -35,12 +35,16 @@ class Blur:
 
     def __init__(self, rng, run):
         self.rng = rng
-        self.unknown = 0.0 if run % 2 else np.nan
+        self.is_odd = run % 2 == 1
+        self._unknown = ([np.nan], [0.0])[run] if run < 2 else [np.nan, 0.0, np.inf, -np.inf]
         either, rarely = [-1.0, 1.0], [-1.0, 0.0, 0.0, 0.0, 1.0]
         self._choices = (either, either, rarely, rarely, [1.0], [-1.0])[run % 6]
 
     def signs(self, like):
         return self.rng.choice(self._choices, like.shape).astype(np.longdouble)
+
+    def unknown(self, like):
+        return self.rng.choice(self._unknown, like.shape)
 
 
 def assert_within(found, exact, blurred):
@@ -109,7 +113,7 @@ def _blurred(node, operands, made, bindings, blur):
         made = np.where(made == 0, 0 * blur.signs(made), made)
     if node.op in SUMS:
         error = _error_of_sum(node, operands, made, bindings)
-        return np.where(np.isnan(error), blur.unknown, made + blur.signs(made) * error)
+        return np.where(np.isnan(error), blur.unknown(made), made + blur.signs(made) * error)
     if node.op is Op.REDUCE_PROD:
         return _product(node, operands[0], made, blur)
     if node.op in COMPOSED:
@@ -173,7 +177,7 @@ def _product(node, operand, made, blur):
     low = np.prod(np.where(size == 0, 1, np.minimum(size, 1)), **given)
     terms = max(1, operand.size // max(1, made.size))
     pushed = _pushed(node.dtype, made, blur, EPSILON[node.dtype] + epsilon * terms)
-    return np.where((high > most) | (low < tiny), blur.unknown, pushed)
+    return np.where((high > most) | (low < tiny), blur.unknown(made), pushed)
 
 
 def _composed(node, operands, bindings, blur):
@@ -186,7 +190,7 @@ def _composed(node, operands, bindings, blur):
     if node.op in (Op.LOG_SOFTMAX, Op.CROSS_ENTROPY):
         made = made + 4 * epsilon * blur.signs(made)
         # Near certainty the logarithm of 1 is 0, and so a pole for what comes after.
-        made = np.where((np.abs(made) < 8 * epsilon) & (blur.unknown == 0), 0, made)
+        made = np.where((np.abs(made) < 8 * epsilon) & blur.is_odd, 0, made)
     if node.op is Op.GELU:
         made = made + 4 * EPSILON[dtype] * blur.signs(made) * np.where(np.isfinite(first), first, 0)
     made = _pushed(node.dtype, made, blur, EPSILON[node.dtype])
@@ -198,4 +202,4 @@ def _composed(node, operands, bindings, blur):
     made = made + blur.signs(made) * epsilon * size.max(-1, keepdims=True) / spread
     # Squares overflow in the dtype of the graph, and not in the oracle's.
     over = 16 * (size * size).sum(-1, keepdims=True) > most
-    return np.where(over, blur.unknown, made)
+    return np.where(over, blur.unknown(made), made)
