@@ -165,7 +165,17 @@ def test_output_that_cannot_be_written_is_an_error(job):
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_closed_standard_files_are_no_trouble(job, ranks):
-    command = [sys.executable, "-m", "rlx", "train", str(job), "-n", ranks, "--save", "saved"]
+    command = [
+        sys.executable,
+        "-m",
+        "rlx",
+        "train",
+        str(job),
+        "-n",
+        ranks,
+        "--save",
+        "x.safetensors",
+    ]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command],
         env=clean_environment(),
@@ -173,7 +183,7 @@ def test_closed_standard_files_are_no_trouble(job, ranks):
         timeout=60,
     )
     assert done.returncode == 0
-    assert (job.parent / "saved").exists()
+    assert (job.parent / "x.safetensors").exists()
 
 
 def test_ranks_that_the_system_has_no_room_for_are_refused_in_one_line(job):

@@ -15,6 +15,8 @@ from rlx.job.connect import run_here
 from rlx.job.place import Role
 from rlx.job.rank import Observer, Outcome, Work, coordinate, work_for
 
+SAVED_ENDING = ".safetensors"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -57,6 +59,11 @@ def _check_target(path: Path) -> None:
         raise ConfigError(f"--save {path}: there is no folder {path.parent}")
     if path.is_dir():
         raise ConfigError(f"--save {path}: that is a folder; name a file")
+    if path.suffix.lower() != SAVED_ENDING:
+        raise ConfigError(
+            f"--save {path}: parameters are written as safetensors, and read again by that ending; "
+            f"call the file {path.stem or 'trained'}{SAVED_ENDING}"
+        )
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass

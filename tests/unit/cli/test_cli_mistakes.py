@@ -174,14 +174,36 @@ def test_with_json_an_error_leaves_standard_output_empty(job, ranks):
 def test_a_folder_without_permission_is_named_before_training(job):
     folder = job.parent / "locked"
     folder.mkdir(mode=0o555)
-    message = message_of("train", job, "--save", folder / "saved")
+    message = message_of("train", job, "--save", folder / "saved.safetensors")
     assert "no file can be written there: Permission denied" in message
 
 
 def test_a_folder_that_takes_no_file_is_named_before_training(job, capsys):
-    message = told_here(capsys, "train", job, "--save", "/proc/saved")
+    message = told_here(capsys, "train", job, "--save", "/proc/saved.safetensors")
     assert "no file can be written there" in message
     assert "that is a folder" in told_here(capsys, "train", job, "--save", job.parent)
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("x.npz", "x.safetensors"),
+        ("x.safetensor", "x.safetensors"),
+        ("x", "x.safetensors"),
+        (".safetensors", ".safetensors.safetensors"),
+    ],
+)
+def test_a_name_to_save_under_that_says_another_format_is_refused(job, capsys, name, better):
+    message = told_here(capsys, "train", job, "--save", job.parent / name)
+    assert f"written as safetensors, and read again by that ending; call the file {better}" in (
+        message
+    )
+    assert not (job.parent / name).exists()
+
+
+def test_a_name_to_save_under_may_be_in_capitals(job):
+    result(job, "--save", job.parent / "X.SafeTensors")
+    assert (job.parent / "X.SafeTensors").stat().st_size
 
 
 @pytest.mark.parametrize(
