@@ -65,8 +65,12 @@ def _rows(node: Node, ref: DataRef, resolve: Resolver) -> np.ndarray:
 
 
 def _content(what: str, uri: str, resolve: Resolver) -> np.ndarray | memoryview:
-    """What the resolver gives: an array, or raw bytes."""
-    found = resolve(uri)
+    """What the resolver gives: an array, or raw bytes. Its errors know the file; `what` it is for
+    is known here."""
+    try:
+        found = resolve(uri)
+    except DataError as error:
+        raise DataError(f"{what}: {error}") from error
     if isinstance(found, np.ndarray) and not isinstance(found, np.ma.MaskedArray):
         return found
     if isinstance(found, bytes | bytearray | memoryview):

@@ -207,6 +207,23 @@ def test_a_name_to_save_under_may_be_in_capitals(job):
 
 
 @pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({}, "input 'x': "),
+        ({"job.data": '{x="y.npy", y="none.npy"}'}, "input 'y': "),
+        ({"job.data": '{x="y.npy", y="y.npy"}', "params.w": "none.npy"}, "parameter 'w': "),
+    ],
+)
+def test_a_missing_file_is_named_with_what_it_was_for(job, capsys, change, text):
+    np.save(job.parent / "y.npy", np.zeros((10, 3), np.float32))
+    (job.parent / "x.npy").unlink()
+    settings = [word for key, value in change.items() for word in ("--set", f"{key}={value}")]
+    message = told_here(capsys, "train", job, *settings, status=1)
+    assert message.startswith(f"rlx: error: {text}'/")
+    assert "No such file or directory" in message
+
+
+@pytest.mark.parametrize(
     ("coordinator", "status", "text"),
     [
         ("head", 2, "net.coordinator='head': expected host:port"),

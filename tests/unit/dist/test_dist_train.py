@@ -399,7 +399,7 @@ def test_a_failure_on_one_rank_reaches_the_others_with_its_reason():
 
     first, second = run_ranks(2, body, transport="memory")
     assert isinstance(first, RemoteError)
-    assert (first.rank, first.kind, first.message) == (1, "DataError", "no such file")
+    assert (first.rank, first.kind, first.message) == (1, "DataError", "input 'x': no such file")
     assert isinstance(second, DataError)
 
 
