@@ -20,6 +20,9 @@ from rlx.ir import Graph, Node, Op
 
 _BEFORE_ALL = -1
 
+_MOVERS = frozenset({Op.CAST, Op.RESHAPE, Op.TRANSPOSE, Op.BROADCAST, Op.SLICE})
+"""Ops whose result holds elements of their one operand."""
+
 
 @dataclass(frozen=True, slots=True)
 class Simplified:
@@ -77,6 +80,18 @@ def make_plan(
     planner.find_deaths()
     planner.emit_calls()
     return planner.finish()
+
+
+def last_source(graph: Graph, node: Node) -> str:
+    """The input or parameter whose elements, moved and converted at most, the last operand of
+    `node` holds; "" where there is none."""
+    inputs = node.inputs[-1:]
+    while inputs:
+        found = graph.nodes[inputs[0]]
+        if found.op in (Op.INPUT, Op.PARAM):
+            return f"{'input' if found.op is Op.INPUT else 'parameter'} {found.name!r}"
+        inputs = found.inputs if found.op in _MOVERS else ()
+    return ""
 
 
 class _Planner:
@@ -208,7 +223,7 @@ class _Planner:
             operands = [self.values[operand] for operand in node.inputs]
             out = self.values[node.id]
             self._write_over_operand(time, kernel, operands, out)
-            self.emit.begin(time, node, self.origins[node.id])
+            self.emit.begin(time, node, self.origins[node.id], last_source(self.graph, node))
             kernel.build(self.emit, node, operands, out)
             self._keep_scratch(time)
         for time, (node, target, source) in enumerate(self.copies, len(self.computed)):

@@ -278,6 +278,23 @@ def test_an_index_out_of_range_is_named(build, dtype, wrong):
     assert any(op.value in str(caught.value) for op in Op)
 
 
+@pytest.mark.parametrize("build", [gather, scatter, one_hot, cross_entropy])
+def test_an_index_out_of_range_is_said_with_the_input_it_is_from(build):
+    """Also where it is a part of the input, converted; an index that is computed is of none."""
+    for change, source in (
+        (lambda graph, i: graph.transpose(i).reshape(2), ", indices from input 'x1'"),
+        (lambda graph, i: i.reshape(2)[::-1].cast(DType.I64), ", indices from input 'x1'"),
+        (lambda graph, i: i.reshape(2) + graph.scalar(1, DType.I32), ""),
+    ):
+
+        def changed(graph, table, indices, change=change):
+            return build(graph, table, change(graph, indices))
+
+        with pytest.raises(DataError, match=rf"\(%\d+\){source}: the index \d+ at") as caught:
+            run_op(changed, np.ones((3, 3), np.float32), np.array([[0, 7]], np.int32))
+        assert str(caught.value).endswith("legal is 0 to 2")
+
+
 def test_an_index_into_no_rows_is_an_error():
     for build in (pick, lambda g, table, i: g.one_hot(i, 0)):
         with pytest.raises(DataError, match=r"index 0 at \[0\] is out of range.*nothing"):

@@ -134,7 +134,7 @@ def test_an_error_names_the_node_that_the_user_wrote():
     shared = graph.softmax(x, -1)
     loss = graph.cross_entropy(x, y)
     graph.set_outputs([loss, shared])
-    with pytest.raises(DataError, match=rf"cross_entropy \(%{loss.id}\): the index 3 at \[1\]"):
+    with pytest.raises(DataError, match=rf"cross_entropy \(%{loss.id}\), .*: the index 3 at \[1\]"):
         Session().compile(graph).run({"x": np.zeros((2, 3), np.float32), "y": np.array([0, 3])})
 
 

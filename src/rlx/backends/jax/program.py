@@ -16,7 +16,7 @@ from rlx.backends.jax import arrays as arrays
 from rlx.backends.jax import elementwise as elementwise
 from rlx.backends.jax.table import RULES, IndexCheck, Trace, Traced
 from rlx.backends.kernels.indexing import out_of_range
-from rlx.backends.plan import make_plan
+from rlx.backends.plan import last_source, make_plan
 from rlx.backends.simplify import simplified
 from rlx.errors import UsageError
 from rlx.ir import Graph, Node, Op
@@ -118,7 +118,8 @@ class Program:
         for check, (place, index) in zip(self._checks, found.tolist(), strict=True):
             if place >= 0:
                 where = tuple(int(axis) for axis in numpy.unravel_index(place, check.shape))
-                raise out_of_range(check.node, index, where, check.limit)
+                source = last_source(self._graph, check.node)
+                raise out_of_range(check.node, source, index, where, check.limit)
 
 
 def _checked(trace: Trace, node: Node, operands: Sequence[Traced]) -> Traced:

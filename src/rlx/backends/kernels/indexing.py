@@ -24,26 +24,29 @@ def checked_indices(emit: Emitter, indices: View, count: int, copy: View | None 
     else:
         emit.copy(copy, indices)
     if copy.size:
-        emit.call(check_range, emit.origin, copy, count)
+        emit.call(check_range, emit.origin, emit.last_source, copy, count)
     return copy
 
 
-def check_range(node: Node, indices: Array, count: int) -> None:
-    """Raise `DataError` where an index is not in 0..count-1."""
+def check_range(node: Node, source: str, indices: Array, count: int) -> None:
+    """Raise `DataError` where an index is not in 0..count-1; `source` is where they are from, or
+    empty."""
     # Seen as unsigned, a negative index is huge: one pass finds both ends.
     if int(numpy.maximum.reduce(indices.view(numpy.uint64), None)) < count:
         return
     wrong = (indices < 0) | (indices >= count)
     place = tuple(int(axis) for axis in numpy.argwhere(wrong)[0])
-    raise out_of_range(node, int(indices[place]), place, count)
+    raise out_of_range(node, source, int(indices[place]), place, count)
 
 
-def out_of_range(node: Node, index: int, place: tuple[int, ...], count: int) -> DataError:
-    """The error for an index that is not in 0..count-1."""
+def out_of_range(
+    node: Node, source: str, index: int, place: tuple[int, ...], count: int
+) -> DataError:
+    """The error for an index from `source` that is not in 0..count-1."""
     legal = f"0 to {count - 1}" if count else "nothing: there are no rows"
     return DataError(
-        f"{node.op.value} (%{node.id}): the index {index} at {list(place)} is out of range; "
-        f"legal is {legal}"
+        f"{node.op.value} (%{node.id}){source and f', indices from {source}'}: the index {index} "
+        f"at {list(place)} is out of range; legal is {legal}"
     )
 
 

@@ -42,19 +42,22 @@ class Emitter:
     """Takes down the calls of one node after the other, and the scratch storage they ask for.
 
     `origin` is the node of the user's graph that the node at hand stems from, which errors speak
-    of, and `scratches` the storage that it asked for so far.
+    of, `last_source` the input or parameter whose elements its last operand holds ("" for none),
+    and `scratches` the storage that it asked for so far.
     """
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.scratches: list[Storage] = []
         self.origin: Node
+        self.last_source = ""
         self._time = -1
         self._label = ""
 
-    def begin(self, time: int, node: Node, origin: Node) -> None:
+    def begin(self, time: int, node: Node, origin: Node, last_source: str = "") -> None:
         """What follows are the calls of `node`, the `time`-th that is computed."""
         self.origin, self._time, self._label = origin, time, label_of(node, origin)
+        self.last_source = last_source
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
         """Take down one call."""
