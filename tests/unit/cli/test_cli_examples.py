@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
+import re
+import shlex
 import subprocess
 import sys
 
@@ -103,6 +106,43 @@ def test_a_place_sees_no_later_one(gpt):
     same = (before == after).all(-1)[0]
     assert same[:40].all()
     assert not same[40:].any()
+
+
+TEXT_SHA256 = "b5549d2b50f99eacba2a801f3f9c8498ad024c74d678c19332ae0e120b7723a9"
+
+
+def test_the_text_is_the_one_that_the_figures_were_measured_on():
+    """Under any Python: the script makes it again under one alone."""
+    stored = GPT.parent / "text.safetensors"
+    assert hashlib.sha256(stored.read_bytes()).hexdigest() == TEXT_SHA256
+    alphabet = "\n" + "".join(chr(code) for code in range(32, 127))
+    for name, words in (("train", 39_000), ("held_out", 2_500)):
+        rows = load_file(stored)[name]
+        assert (rows[1:, 0] == rows[:-1, -1]).all()
+        text = "".join(alphabet[token] for token in rows[:, :-1].flat)
+        assert len(text.split()) > words
+        assert text.count(" the ") > len(text.split()) / 50
+
+
+@pytest.mark.parametrize("job", BRIEF, ids=lambda job: job.parent.name)
+def test_the_commands_of_an_example_s_readme_work(job, tmp_path):
+    """As they stand there and one after the other, but for short runs."""
+    text = (job.parent / "README.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^    ((?:rlx|python) .+)$", text, re.MULTILINE)
+    assert len(commands) >= 2
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for program, *words in map(shlex.split, commands):
+        trains = program == "rlx"
+        start = [sys.executable, *(["-m", "rlx"] if trains else [])]
+        done = subprocess.run(
+            [*start, *words, *(BRIEF[job] if trains else ["--characters", "5"])],
+            env=clean_environment(OMP_NUM_THREADS="1"),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_text_is_what_its_script_makes(tmp_path):
