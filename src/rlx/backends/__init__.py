@@ -10,9 +10,10 @@ from rlx.backends.dtypes import numpy_dtype
 from rlx.backends.kernels import KERNELS
 from rlx.backends.machine import fingerprint, fingerprint_digest
 from rlx.backends.oracle import ORACLE, evaluate
-from rlx.backends.session import Session
+from rlx.backends.session import BACKENDS, Session
 
 __all__ = [
+    "BACKENDS",
     "KERNELS",
     "ORACLE",
     "BoundGraph",

@@ -13,6 +13,7 @@ from rlx.ir import Graph
 
 DEVICES = {"numpy": ("cpu",), "jax": PLATFORMS}
 """The backends, and what each may compute on."""
+BACKENDS = tuple(DEVICES)
 
 
 class Session:

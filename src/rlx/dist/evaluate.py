@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends import BoundGraph, Session
+from rlx.backends import BACKENDS, BoundGraph, Session
 from rlx.dist.agreement import agree
 from rlx.dist.digest import params_digest
 from rlx.dist.fields import all_of, check, check_int, check_text
@@ -15,7 +15,7 @@ from rlx.dist.lanes import Lanes
 from rlx.dist.push import pushed_rows
 from rlx.dist.rows import SharedRows
 from rlx.dist.sources import Resolver, load_rows
-from rlx.dist.spec import BACKENDS, SPEC_LIMIT_BYTES, SPEC_VERSION, DataRef
+from rlx.dist.spec import SPEC_LIMIT_BYTES, SPEC_VERSION, DataRef
 from rlx.dist.spec_checks import batch_dim, check_data, row_inputs
 from rlx.errors import UsageError
 from rlx.group import ProcessGroup

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from rlx.backends import BACKENDS
 from rlx.dist.fields import all_of, check, check_int, check_text, number
 from rlx.ir import Graph
 from rlx.wire import Record, WireKind, decode_record, encode_record
@@ -14,7 +15,6 @@ SPEC_VERSION = 1
 SPEC_LIMIT_BYTES = 1 << 30
 MAX_LANES = 256
 MAX_EPOCHS = 1_000_000
-BACKENDS = ("numpy", "jax")
 
 
 class WeightRef(Record, frozen=True):

@@ -11,7 +11,7 @@ import math
 from rlx.ir.ops import UnaryOp
 from rlx.ir.value import Value
 
-_SCALE, _CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
+GELU_SCALE, GELU_CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 
 
 def gelu_gate(x: Value) -> Value:
@@ -20,14 +20,14 @@ def gelu_gate(x: Value) -> Value:
     (1 + tanh(z)) / 2 is 1 / (1 + exp(-2 z)), here with z = sqrt(2/pi) (x + 0.044715 x^3).
     Source: Hendrycks and Gimpel, arXiv 1606.08415.
     """
-    exponent = x * (x * x * (-_SCALE * _CUBIC) - _SCALE)
+    exponent = x * (x * x * (-GELU_SCALE * GELU_CUBIC) - GELU_SCALE)
     return 1 / (1 + x.graph.unary(UnaryOp.EXP, exponent))
 
 
 def gelu_slope(x: Value) -> Value:
     """The derivative of GELU: gate + x gate (1 - gate) z', with z' that of 2 z above."""
     gate = gelu_gate(x)
-    bend = x * x * (3 * _SCALE * _CUBIC) + _SCALE
+    bend = x * x * (3 * GELU_SCALE * GELU_CUBIC) + GELU_SCALE
     return gate + x * gate * (1 - gate) * bend
 
 

@@ -5,20 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-import numpy as np
-import pytest
-
-from command_support import JOB, MODEL, rlx
-
-
-@pytest.fixture
-def job(tmp_path):
-    (tmp_path / "model.py").write_text(MODEL)
-    (tmp_path / "job.toml").write_text(JOB)
-    rows = np.arange(30, dtype=np.float32).reshape(10, 3) / 30
-    np.save(tmp_path / "x.npy", rows)
-    np.save(tmp_path / "y.npy", rows.sum(1, keepdims=True))
-    return tmp_path / "job.toml"
+from command_support import rlx
 
 
 def shown(*arguments: object) -> str:

@@ -9,20 +9,10 @@ import pytest
 
 pytest.importorskip("jax")
 
-from command_support import JOB, MODEL, result, rlx
+from command_support import MODEL, result, rlx
 from launching import on_each_rank
 
 BY_JAX = ("--set", "job.backend=jax")
-
-
-@pytest.fixture
-def job(tmp_path):
-    (tmp_path / "model.py").write_text(MODEL)
-    (tmp_path / "job.toml").write_text(JOB)
-    rows = np.arange(30, dtype=np.float32).reshape(10, 3) / 30
-    np.save(tmp_path / "x.npy", rows)
-    np.save(tmp_path / "y.npy", rows.sum(1, keepdims=True))
-    return tmp_path / "job.toml"
 
 
 def test_processes_end_with_the_bits_of_one(job):

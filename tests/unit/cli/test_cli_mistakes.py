@@ -36,15 +36,12 @@ def stop():
 
 
 @pytest.fixture
-def job(tmp_path):
-    (tmp_path / "model.py").write_text(MODEL + MORE)
-    (tmp_path / "syntax.py").write_text("x = 1\nthis is no Python\n")
-    (tmp_path / "imports.py").write_text("import no_such_module\n")
-    (tmp_path / "job.toml").write_text(JOB)
-    rows = np.arange(30, dtype=np.float32).reshape(10, 3) / 30
-    np.save(tmp_path / "x.npy", rows)
-    np.save(tmp_path / "y.npy", rows.sum(1, keepdims=True))
-    return tmp_path / "job.toml"
+def job(job):
+    """That job, with models that fail beside its own."""
+    job.with_name("model.py").write_text(MODEL + MORE)
+    job.with_name("syntax.py").write_text("x = 1\nthis is no Python\n")
+    job.with_name("imports.py").write_text("import no_such_module\n")
+    return job
 
 
 def message_of(*arguments, status: int = 2, lines: int = 1, **environment: str) -> str:

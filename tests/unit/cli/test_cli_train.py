@@ -15,18 +15,8 @@ import numpy as np
 import pytest
 
 import rlx as package
-from command_support import JOB, MODEL, SHORT, result, rlx
+from command_support import MODEL, SHORT, result, rlx
 from support import DIGITS, ROOT, clean_environment
-
-
-@pytest.fixture
-def job(tmp_path):
-    (tmp_path / "model.py").write_text(MODEL)
-    (tmp_path / "job.toml").write_text(JOB)
-    rows = np.arange(30, dtype=np.float32).reshape(10, 3) / 30
-    np.save(tmp_path / "x.npy", rows)
-    np.save(tmp_path / "y.npy", rows.sum(1, keepdims=True))
-    return tmp_path / "job.toml"
 
 
 def refused(*arguments, status, **environment) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from rlx.backends.dtypes import Array, numpy_dtype
+from rlx.backends.dtypes import numpy_dtype
 from rlx.backends.jax.table import RULES, Trace, Traced, narrowed, rule, widened
 from rlx.backends.kernels import KERNELS
 from rlx.ir import Node, Op
@@ -23,14 +23,10 @@ def _fed(trace: Trace, node: Node, operands: Sequence[Traced]) -> Traced:
 
 @rule(Op.CONSTANT, Op.SIZE)
 def _known(trace: Trace, node: Node, operands: Sequence[Traced]) -> Traced:
-    return jnp.asarray(known_value(trace.bindings, node))
-
-
-def known_value(bindings: Any, node: Node) -> Array:
-    """The value of a node that is known once the names are bound, as numpy has it."""
+    """Known once the names are bound, as numpy has it."""
     fill = KERNELS[node.op].fill
     assert fill is not None
-    return fill(node, bindings)
+    return jnp.asarray(fill(node, trace.bindings))
 
 
 RULES[Op.RESHAPE] = lambda trace, node, operands: operands[0].reshape(trace.shape(node))
@@ -222,22 +218,15 @@ def _powers(a: Traced, axis: int) -> tuple[Traced, Traced]:
     return below, jnp.exp(below)
 
 
-@rule(Op.SOFTMAX)
+@rule(Op.SOFTMAX, Op.LOG_SOFTMAX)
 def _softmax(trace: Trace, node: Node, operands: Sequence[Traced]) -> Traced:
     (a,), axis = operands, node.attributes["axis"]
     if a.size == 0:
         return a
-    _, exponentials = _powers(widened(a, node.dtype), axis)
-    return narrowed(exponentials / exponentials.sum(axis, keepdims=True), node)
-
-
-@rule(Op.LOG_SOFTMAX)
-def _log_softmax(trace: Trace, node: Node, operands: Sequence[Traced]) -> Traced:
-    (a,), axis = operands, node.attributes["axis"]
-    if a.size == 0:
-        return a
     below, exponentials = _powers(widened(a, node.dtype), axis)
-    return narrowed(below - jnp.log(exponentials.sum(axis, keepdims=True)), node)
+    total = exponentials.sum(axis, keepdims=True)
+    share = exponentials / total if node.op is Op.SOFTMAX else below - jnp.log(total)
+    return narrowed(share, node)
 
 
 @rule(Op.CROSS_ENTROPY)

@@ -11,8 +11,7 @@ import numpy
 from rlx.backends.dtypes import numpy_dtype
 from rlx.backends.jax.table import RULES, Trace, Traced, rule
 from rlx.ir import Node, Op
-
-_SCALE, _CUBIC = 2 * (2 / numpy.pi) ** 0.5, 0.044715
+from rlx.ir.formulas import GELU_CUBIC, GELU_SCALE
 
 
 def _sigmoid(x: Traced) -> Traced:
@@ -21,7 +20,7 @@ def _sigmoid(x: Traced) -> Traced:
 
 def _gelu(x: Traced) -> Traced:
     """x times the gate of `ir.formulas.gelu_gate`."""
-    return x / (1 + jnp.exp(x * (x * x * (-_SCALE * _CUBIC) - _SCALE)))
+    return x / (1 + jnp.exp(x * (x * x * (-GELU_SCALE * GELU_CUBIC) - GELU_SCALE)))
 
 
 _FORMULAS: dict[Op, Callable[..., Any]] = {

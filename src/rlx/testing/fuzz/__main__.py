@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from rlx.errors import UsageError
+from rlx.errors import RlxError, UsageError
 from rlx.testing.fuzz.corpus import Distillate, Kept, read_corpus, write_corpus
 from rlx.testing.fuzz.net_targets import NET_TARGETS
 from rlx.testing.fuzz.target import Target
@@ -65,11 +65,16 @@ class Finding(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an input: a word or an error's name, its message, and where it was raised."""
+    """What became of an input: a word, or an error's name and the error."""
 
     word: str
-    message: str = ""
-    place: tuple[tuple[str, int], ...] = ()
+    error: RlxError | None = None
+
+    @property
+    def place(self) -> tuple[tuple[str, int], ...]:
+        """Where it was refused: the innermost files and lines."""
+        frames = traceback.walk_tb(self.error.__traceback__ if self.error else None)
+        return tuple((frame.f_code.co_filename, line) for frame, line in frames)[-_PLACE_FRAMES:]
 
 
 def outcome_of(target: Target, data: bytes) -> Outcome:
@@ -81,7 +86,7 @@ def outcome_of(target: Target, data: bytes) -> Outcome:
     try:
         return Outcome(target.run(data))
     except target.refusals as error:
-        return Outcome(type(error).__name__, str(error), _place_of(error))
+        return Outcome(type(error).__name__, error)
     except (Exception, Hang) as error:
         raise Finding(target.name, data, error) from error
     finally:
@@ -97,7 +102,7 @@ def fuzz_target(
 ) -> Tally:
     """Run the corpus, which must do as it did when it was kept, then mutations of it and the seeds.
 
-    What they do is told to `distillate`. Raises `Finding`.
+    `distillate`, where there is one, is told what the mutations do. Raises `Finding`.
     """
     tally = Tally(target.name)
     started = time.monotonic()
@@ -147,11 +152,6 @@ def bound_memory(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-def _place_of(error: BaseException) -> tuple[tuple[str, int], ...]:
-    frames = traceback.walk_tb(error.__traceback__)
-    return tuple((frame.f_code.co_filename, line) for frame, line in frames)[-_PLACE_FRAMES:]
-
-
 def _on_alarm(number: int, frame: FrameType | None) -> None:
     raise Hang(f"no end within {HANG_S:g} s")
 
@@ -182,9 +182,9 @@ def _fuzz(targets: Sequence[Target], options: argparse.Namespace, tallies: list[
     for target in targets:
         reads = options.corpus is not None and not options.distil
         kept = read_corpus(options.corpus, target.name) if reads else []
-        distillate = Distillate()
+        distillate = Distillate() if options.distil else None
         tallies.append(fuzz_target(target, share, options.seed, kept, distillate))
-        if options.distil:
+        if distillate is not None:
             write_corpus(options.corpus, target.name, distillate.kept())
 
 
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.replay is not None:
             outcome = outcome_of(targets[0], options.replay.read_bytes())
-            print(f"{outcome.word}: {outcome.message}" if outcome.message else outcome.word)
+            print(f"{outcome.word}: {outcome.error}" if outcome.error else outcome.word)
             return 0
         _fuzz(targets, options, tallies)
     except Finding as finding:
