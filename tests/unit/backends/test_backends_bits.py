@@ -4,6 +4,7 @@ what else the process has planned, which thread runs it, or how the interpreter 
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -97,12 +98,12 @@ for letter in ROWS:
 
 
 def test_bits_do_not_depend_on_the_process_and_its_hashes():
-    folder = __file__.rpartition("/")[0]
+    path = os.pathsep.join(sys.path)  # where this process found the tests' modules
     printed = set()
     for seed in ("0", "1", "4242"):
         done = subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.path.insert(0, {folder!r})\n{PRINTED}"],
-            env=clean_environment(PYTHONHASHSEED=seed, OPENBLAS_NUM_THREADS="1"),
+            [sys.executable, "-c", PRINTED],
+            env=clean_environment(PYTHONPATH=path, PYTHONHASHSEED=seed, OPENBLAS_NUM_THREADS="1"),
             capture_output=True,
             text=True,
             timeout=100,
