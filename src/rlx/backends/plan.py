@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from rlx.backends.arena import Lifetime, arrange
 from rlx.backends.dtypes import Array
-from rlx.backends.kernels import KERNELS, Call, Emitter, Kernel, label_of
+from rlx.backends.kernels import KERNELS, Call, Emitter, Fill, Kernel, label_of
 from rlx.backends.layout import Storage, View, whole_storage
-from rlx.errors import GraphError
+from rlx.errors import GraphError, UsageError
 from rlx.ir import Graph, Node, Op
 
 _BEFORE_ALL = -1
@@ -142,7 +142,7 @@ class _Planner:
             self.params[node.name] = view.storage
         elif kernel.fill is not None:
             known = self.constants.get(node.id)
-            self.fixed[view.storage] = kernel.fill(node, self.bindings) if known is None else known
+            self.fixed[view.storage] = self._filled(node, kernel.fill) if known is None else known
         else:
             self.births[view.storage] = len(self.computed)
             self.computed.append(node)
@@ -162,6 +162,12 @@ class _Planner:
         self, node: Node, shape: tuple[int, ...], order: Sequence[int] | None = None
     ) -> View:
         return whole_storage(label_of(node, self.origins[node.id]), node.dtype, shape, order)
+
+    def _filled(self, node: Node, fill: Fill) -> Array:
+        try:
+            return fill(node, self.bindings)
+        except UsageError as error:
+            raise UsageError(f"{self.origins[node.id]}: {error}") from None
 
     def _bound_shape(self, node: Node) -> tuple[int, ...]:
         try:

@@ -14,7 +14,7 @@ from rlx.backends.plan import Simplified
 from rlx.backends.simplify import simplified
 from rlx.backends.simplify.rewrite import Rewriting
 from rlx.backends.simplify.rules import MAX_FOLDED_BYTES, folded, lowered, placed, tiled
-from rlx.errors import DataError
+from rlx.errors import DataError, UsageError
 from rlx.ir import DType, Graph, Op, UnaryOp
 
 F64 = DType.F64
@@ -136,6 +136,19 @@ def test_an_error_names_the_node_that_the_user_wrote():
     graph.set_outputs([loss, shared])
     with pytest.raises(DataError, match=rf"cross_entropy \(%{loss.id}\), .*: the index 3 at \[1\]"):
         Session().compile(graph).run({"x": np.zeros((2, 3), np.float32), "y": np.array([0, 3])})
+
+
+@pytest.mark.parametrize("dim", [130, "n"])
+def test_an_error_of_a_size_names_the_node_that_the_user_wrote(dim):
+    """Of a known dimension it is found when the size is folded, of a named one when it is bound."""
+    graph = Graph("sizes")
+    x = graph.input("x", ["n", 3])
+    shares = graph.softmax(x, 1)
+    size = graph.size(dim, DType.I8)
+    graph.set_outputs([shares, size])
+    message = rf"^%{size.id} = size\(dim={dim!r}.*: the size is 130, which I8 does not hold$"
+    with pytest.raises(UsageError, match=message):
+        Session().compile(graph).run({"x": np.zeros((130, 3), np.float32)})
 
 
 # Compositions.

@@ -11,6 +11,6 @@ from rlx.backends.kernels import masks as masks
 from rlx.backends.kernels import reductions as reductions
 from rlx.backends.kernels import shaping as shaping
 from rlx.backends.kernels import sources as sources
-from rlx.backends.kernels.table import KERNELS, Call, Emitter, Kernel, label_of
+from rlx.backends.kernels.table import KERNELS, Call, Emitter, Fill, Kernel, label_of
 
-__all__ = ["KERNELS", "Call", "Emitter", "Kernel", "label_of"]
+__all__ = ["KERNELS", "Call", "Emitter", "Fill", "Kernel", "label_of"]

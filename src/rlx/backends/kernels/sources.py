@@ -22,11 +22,11 @@ def _size(node: Node, bindings: Mapping[str, int]) -> Array:
     dtype = numpy_dtype(node.dtype)
     value = evaluate(node.attributes["dim"], bindings)
     if node.dtype.is_integer and value > numpy.iinfo(dtype).max:
-        raise UsageError(f"{node}: the size is {value}, which {node.dtype} does not hold")
+        raise UsageError(f"the size is {value}, which {node.dtype} does not hold")
     with numpy.errstate(over="ignore"):
         size = numpy.array(value).astype(dtype)
     if not numpy.isfinite(size):
-        raise UsageError(f"{node}: the size is {value}, which {node.dtype} does not hold")
+        raise UsageError(f"the size is {value}, which {node.dtype} does not hold")
     return size
 
 

@@ -132,7 +132,10 @@ Alias: TypeAlias = Callable[[Node, View, tuple[int, ...]], View | None]
 """The node's value as a view of its one operand in the given shape; None where it takes a copy."""
 
 Fill: TypeAlias = Callable[[Node, Mapping[str, int]], Array]
-"""The value of a node without operands, known as soon as the names are bound."""
+"""The value of a node without operands, known as soon as the names are bound.
+
+Raises `UsageError` where there is none; the planner puts the node before it.
+"""
 
 
 Lower: TypeAlias = Callable[[Node, Sequence[Value]], Value]

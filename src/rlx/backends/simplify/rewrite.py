@@ -56,6 +56,10 @@ class Rewriting:
         """What stands for an earlier node of the source in the new graph."""
         return self._moved[node_id]
 
+    def origin(self, node: Node) -> Node:
+        """The node of the user's graph that a node of the source stems from."""
+        return self._origins[node.id]
+
     def run(self, *rules: Rule) -> Simplified:
         """Try `rules` in order on each node that matters; where none answers, the node stays."""
         graph, origins = self.graph, list[Node]()

@@ -37,15 +37,15 @@ def folded(rewriting: Rewriting, node: Node, operands: Sequence[Value]) -> Value
         return None
     if node.op is Op.SIZE and not isinstance(node.attributes["dim"], int):
         return None
-    return rewriting.graph.constant(_computed(node, operands))
+    return rewriting.graph.constant(_computed(node, operands, rewriting.origin(node)))
 
 
-def _computed(node: Node, operands: Sequence[Value]) -> Array:
-    """What the node gives, by its own kernel."""
+def _computed(node: Node, operands: Sequence[Value], origin: Node) -> Array:
+    """What the node gives, by its own kernel; errors speak of `origin`."""
     graph = Graph("constants")
     inputs = [graph.add(Op.CONSTANT, (), one.node.attributes).id for one in operands]
     graph.set_outputs([graph.add(node.op, inputs, node.attributes)])
-    plan = make_plan(Simplified(graph, graph.nodes), {}, constants={})
+    plan = make_plan(Simplified(graph, [origin] * len(graph.nodes)), {}, constants={})
     bound = Bound(plan, {}, {}, ())
     bound.step()
     return bound.outputs[0]
