@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from backends_support import numbers
 
+from rlx.autodiff import grad
 from rlx.backends import Session, evaluate, numpy_dtype
 from rlx.backends.plan import Simplified
 from rlx.backends.simplify.rewrite import Rewriting
@@ -263,6 +264,26 @@ def test_windows_that_somebody_else_reads(build):
 def test_such_windows_are_left_as_they_are(name):
     graph, _ = product_graph(LOOK_ALIKES[name])
     assert ops_after(graph, placed) == ops_after(graph)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_windows_of_images_whose_number_is_bound_at_the_run(count):
+    """The gradient of a convolution in its images; the same with every image alone."""
+    graph = Graph("named")
+    x, kernel = graph.input("x", ["n", 6, 7, 8]), graph.input("k", [3, 2, 8, 4])
+    made = graph.conv2d(x, kernel)
+    graph.set_outputs([(made * made).sum()])
+    derived = grad(graph, ["x"])
+    assert ops_after(derived, placed) != ops_after(derived)
+    arrays = {
+        "x": with_odd((count, 6, 7, 8), share=0.002),
+        "k": with_odd((3, 2, 8, 4), share=0, seed=2),
+        "d_output": np.float32(1),
+    }
+    (whole,) = agrees(derived, arrays, 1e-3)
+    for one in range(count):
+        (alone,) = agrees(derived, arrays | {"x": arrays["x"][one : one + 1]}, 1e-3)
+        np.testing.assert_allclose(whole[one : one + 1], alone, rtol=1e-5)
 
 
 # Sums as products with ones.
