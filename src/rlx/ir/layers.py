@@ -15,6 +15,7 @@ from rlx.ir.dims import product
 from rlx.ir.inference import wide_dtype
 from rlx.ir.ops import BinaryOp, ReduceOp
 from rlx.ir.value import Value
+from rlx.ir.windows import window_count
 
 DROPOUT_KEY = "dropout_key"
 """The input that says which elements a step drops: I64[3] of seed, step and microbatch."""
@@ -46,21 +47,22 @@ class LayerBuilder(Builder):
         """
         *_, channels = _image("conv2d", x)
         high, wide, depth, filters = _kernel(kernel, channels, groups)
+        _same_floats("conv2d", x, kernel)
         x = self._padded(x, *_pair("conv2d: padding", padding, least=0))
         steps = _pair("conv2d: stride", stride, least=1)
         size = high * wide * depth
         if groups == 1 and wide * depth < _SHORT_RUN:
-            windows = self.unfold(x, (1, 2), (high, wide), steps)
+            windows = self._windows("conv2d", x, (high, wide), steps)
             places = windows.shape.dims[:3]
             flat = self.transpose(windows, (4, 5, 3, 0, 1, 2)).reshape(size, product(places))
             return (flat.transpose() @ kernel.reshape(size, filters)).reshape(*places, filters)
         if groups == 1:
-            windows = self.unfold(x, (1, 2), (high, wide), steps)
+            windows = self._windows("conv2d", x, (high, wide), steps)
             places = windows.shape.dims[:3]
             flat = self.transpose(windows, (0, 1, 2, 4, 5, 3)).reshape(*places, size)
             return flat @ kernel.reshape(size, filters)
         parts = x.reshape(*x.shape.dims[:3], groups, depth)
-        windows = self.unfold(parts, (1, 2), (high, wide), steps)
+        windows = self._windows("conv2d", parts, (high, wide), steps)
         places = windows.shape.dims[:3]
         flat = self.transpose(windows, (3, 0, 1, 2, 5, 6, 4)).reshape(groups, product(places), size)
         each = self.transpose(kernel.reshape(size, groups, filters // groups), (1, 0, 2))
@@ -147,6 +149,12 @@ class LayerBuilder(Builder):
             [None, rows + height, columns + width, None],
         )
 
+    def _windows(self, what: str, x: Value, sizes: Sequence[int], steps: Sequence[int]) -> Value:
+        """`unfold` over H and W; where a window does not fit, the error speaks of `what`."""
+        for axis, size, step in zip((1, 2), sizes, steps, strict=True):
+            window_count(what, x.shape, axis, x.shape[axis], size, step)
+        return self.unfold(x, (1, 2), sizes, steps)
+
     def _pool(
         self,
         what: str,
@@ -158,7 +166,7 @@ class LayerBuilder(Builder):
         _image(what, x)
         sizes = _pair(f"{what}: size", size, least=1)
         steps = sizes if stride is None else _pair(f"{what}: stride", stride, least=1)
-        windows = self.transpose(self.unfold(x, (1, 2), sizes, steps), (0, 1, 2, 4, 5, 3))
+        windows = self.transpose(self._windows(what, x, sizes, steps), (0, 1, 2, 4, 5, 3))
         return self.reduce(op, windows, (3, 4))
 
 
@@ -186,8 +194,16 @@ def _kernel(kernel: Value, channels: int, groups: object) -> tuple[int, int, int
     return high, wide, depth, filters
 
 
+def _same_floats(what: str, x: Value, kernel: Value) -> None:
+    if x.dtype is not kernel.dtype or not x.dtype.is_float:
+        raise GraphError(
+            f"{what} takes images and a kernel of one floating-point dtype; got "
+            f"{x.node.type} and {kernel.node.type}; cast one"
+        )
+
+
 def _pair(what: str, given: int | Sequence[int], *, least: int) -> tuple[int, int]:
-    pair = (given, given) if isinstance(given, int) else tuple(given)
+    pair = tuple(given) if isinstance(given, Sequence) else (given, given)
     good = all(isinstance(one, int) and not isinstance(one, bool) and one >= least for one in pair)
     if len(pair) != 2 or not good:
         raise GraphError(f"{what} is an int >= {least}, or two of them; got {given!r}")

@@ -208,7 +208,28 @@ WRONG = {
         lambda g, x: g.conv2d(x, g.param("w", [1, 1, 3, 1]), padding=(1, -1)),
         r"padding is an int >= 0, or two of them; got \(1, -1\)",
     ),
-    "pool": (lambda g, x: g.max_pool(x, 8), "window of 8 is longer than axis 1"),
+    "no padding": (
+        lambda g, x: g.conv2d(x, g.param("w", [1, 1, 3, 1]), padding=None),
+        "padding is an int >= 0, or two of them; got None",
+    ),
+    "kernel dtype": (
+        lambda g, x: g.conv2d(x, g.param("w", [1, 1, 3, 1], DType.F64)),
+        r"conv2d takes .* of one floating-point dtype; got F32\[batch, 7.* and F64\[1, 1, 3, 1\]",
+    ),
+    "integer images": (
+        lambda g, x: g.conv2d(x.cast(DType.I8), g.param("w", [1, 1, 3, 1], DType.I8)),
+        r"conv2d takes .* of one floating-point dtype; got I8\[batch, 7",
+    ),
+    "large kernel": (
+        lambda g, x: g.conv2d(x, g.param("w", [3, 9, 3, 1]), padding=1),
+        "^conv2d: a window of 9 is longer than axis 2, of 8",
+    ),
+    "large kernel of groups": (
+        lambda g, x: g.conv2d(x, g.param("w", [8, 1, 1, 3]), groups=3),
+        "^conv2d: a window of 8 is longer than axis 1, of 7",
+    ),
+    "pool": (lambda g, x: g.max_pool(x, 8), "^max_pool: a window of 8 is longer than axis 1, of 7"),
+    "mean pool": (lambda g, x: g.average_pool(x, (1, 7)), "^average_pool: .* of 7 is longer than"),
     "pool size": (lambda g, x: g.average_pool(x, (2, 2, 2)), "size is an int >= 1, or two"),
     "pool rank": (lambda g, x: g.average_pool(x.sum(0), 2), "average_pool takes images"),
 }
