@@ -236,3 +236,28 @@ def test_a_cast_to_integers_truncates_and_one_of_nan_is_silent():
     x = np.array([1.9, -1.9, np.nan, np.inf], np.float32)
     found, _ = run_op(lambda g, v: g.cast(v, DType.I32), x)
     np.testing.assert_array_equal(found[:2], [1, -1])
+
+
+SMALLEST = {DType.F16: 2**-24, DType.BF16: 2**-133, DType.F32: 2**-149, DType.F64: 2**-1074}
+
+
+@pytest.mark.parametrize("dtype", SMALLEST, ids=str)
+def test_the_smallest_numbers_are_not_flushed_to_zero(dtype):
+    x = (np.array([-6, -2, 2, 6]) * SMALLEST[dtype]).astype(numpy_dtype(dtype))
+    one = np.ones_like(x)
+    for op, expected in {
+        UnaryOp.TANH: x,
+        UnaryOp.SIN: x,
+        UnaryOp.NEG: -x,
+        UnaryOp.RELU: x * (x > 0).astype(x.dtype),
+        UnaryOp.SIGMOID: one / 2,
+        UnaryOp.EXP: one,
+        UnaryOp.COS: one,
+        UnaryOp.GELU: x / 2,
+    }.items():
+        for found in run_op(lambda g, v, op=op: g.unary(op, v), x):
+            np.testing.assert_array_equal(found.astype(float), expected.astype(float), str(op))
+    for found in run_op(lambda g, v: v.sum(), x[2:]):
+        assert found.astype(float) == 8 * SMALLEST[dtype]
+    for found in run_op(lambda g, v: v.mean(), x[2:]):
+        assert found.astype(float) == 4 * SMALLEST[dtype]
