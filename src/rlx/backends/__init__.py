@@ -10,15 +10,15 @@ from rlx.backends.dtypes import numpy_dtype
 from rlx.backends.kernels import KERNELS
 from rlx.backends.machine import fingerprint, fingerprint_digest
 from rlx.backends.oracle import ORACLE, evaluate
-from rlx.backends.session import BACKENDS, Session
+from rlx.backends.session import Session, check_device
 
 __all__ = [
-    "BACKENDS",
     "KERNELS",
     "ORACLE",
     "BoundGraph",
     "Compiled",
     "Session",
+    "check_device",
     "evaluate",
     "fingerprint",
     "fingerprint_digest",

@@ -11,16 +11,22 @@ from typing import Any
 
 import numpy
 
+from rlx.backends import jax
+from rlx.backends.session import check_device
+
 UNKNOWN = "unknown"
 
 
-def fingerprint(backend: str = "numpy") -> dict[str, str]:
+def fingerprint(backend: str = "numpy", device: str = "cpu") -> dict[str, str]:
     """What this process computes with, by name: what may round differently where it is different.
 
     numpy picks its loops by the features of the CPU, OpenBLAS its kernels by the CPU's model, and
     both call the C library for some functions; BLAS may add in another order with other threads.
     What cannot be found out is "unknown".
+
+    Raises `UsageError` for a backend or device that there is not here.
     """
+    check_device(device, backend)
     return {
         "backend": backend,
         "architecture": platform.machine() or UNKNOWN,
@@ -28,6 +34,7 @@ def fingerprint(backend: str = "numpy") -> dict[str, str]:
         "C library": _c_library(),
         "numpy": numpy.__version__,
         **_blas(),
+        **(jax.facts(device) if backend == "jax" else {}),
     }
 
 

@@ -11,26 +11,31 @@ from rlx.backends.jax import PLATFORMS, open_device
 from rlx.errors import UsageError
 from rlx.ir import Graph
 
-DEVICES = {"numpy": ("cpu",), "jax": PLATFORMS}
+_DEVICES = {"numpy": ("cpu",), "jax": PLATFORMS}
 """The backends, and what each may compute on."""
-BACKENDS = tuple(DEVICES)
+
+
+def check_device(device: str, backend: str) -> None:
+    """Raise `UsageError` unless the backend is known, and computes on such a device."""
+    if backend not in _DEVICES:
+        raise UsageError(f"there is no backend {backend!r}; known: {', '.join(_DEVICES)}")
+    if device not in _DEVICES[backend]:
+        known = ", ".join(_DEVICES[backend])
+        raise UsageError(f"{backend} has no device {device!r}; known: {known}")
 
 
 class Session:
     """A device on which graphs run, and what computes there.
 
-    The backend "numpy" computes in this process; "jax" has XLA compile each graph, and agrees with
-    numpy within a tolerance, not to the bit. Threads may share a session.
+    The backend "numpy" computes in this process; "jax" has XLA compile each graph, for the CPU or
+    for the first "gpu" that jax sees, and agrees with numpy within a tolerance, not to the bit.
+    Threads may share a session.
 
     Raises `UsageError` for a device or backend that there is not, also where jax is not installed.
     """
 
     def __init__(self, device: str = "cpu", backend: str = "numpy") -> None:
-        if backend not in DEVICES:
-            raise UsageError(f"there is no backend {backend!r}; known: {', '.join(DEVICES)}")
-        if device not in DEVICES[backend]:
-            known = ", ".join(DEVICES[backend])
-            raise UsageError(f"there is no device {device!r}; known: {known} (by {backend})")
+        check_device(device, backend)
         self.device = device
         self.backend = backend
         self._programs = open_device(device) if backend == "jax" else None

@@ -11,8 +11,9 @@ from rlx import job
 
 _DESCRIPTION = """\
 Print what the bits of a result depend on beside the job: libraries, CPU features and BLAS threads
-of a rank that is started here. Ranks compare it at the start of a run and warn where it differs;
-with strict = true in [job] they refuse. The digest is the one of a result's "fingerprint"."""
+of a rank that is started here, and with --backend jax also jax's versions, device and threads.
+Ranks compare it at the start of a run and warn where it differs; with strict = true in [job] they
+refuse. The digest is the one of a result's "fingerprint"."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,6 +25,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print it as one JSON line")
+    parser.add_argument("--backend", default="numpy", help="numpy (the default) or jax")
+    parser.add_argument("--device", default="cpu", help="cpu (the default), or gpu for jax")
     parser.set_defaults(run=run)
 
 
@@ -32,7 +35,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     job.pin_blas(os.environ)
     from rlx.backends import fingerprint, fingerprint_digest
 
-    facts = fingerprint()
+    facts = fingerprint(options.backend, options.device)
     shown = {**facts, "digest": fingerprint_digest(facts)}
     width = max(map(len, shown))
     lines = [f"{name:<{width}}  {value}\n" for name, value in shown.items()]

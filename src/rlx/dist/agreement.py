@@ -34,7 +34,7 @@ class Facts(Record, frozen=True):
 def spec_facts(spec: TrainSpec) -> dict[str, str]:
     """A digest of each field of a spec that all ranks share.
 
-    Not of lanes and device, which change no bit, and not of where a rank finds its own rows.
+    Not of lanes, which change no bit, not of a rank's device, which the fingerprint tells, and not of where a rank finds its own rows.
     """
     facts = {"rlx version": rlx.__version__}
     for name in field_names(spec):
@@ -65,7 +65,7 @@ def agree_on_spec(group: ProcessGroup, spec: TrainSpec) -> None:
     shows both sides. Where the spec is strict that is a `DisagreementError` on every rank, as a
     difference of specs always is.
     """
-    own = Facts(spec_facts(spec), fingerprint(spec.backend), 0)
+    own = Facts(spec_facts(spec), fingerprint(spec.backend, spec.device), 0)
     everyone = _exchanged(group, own, "the spec")
     different = _differences([facts.arithmetic for facts in everyone])
     if different and spec.strict:

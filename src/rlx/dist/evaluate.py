@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends import BACKENDS, BoundGraph, Session
+from rlx.backends import BoundGraph, Session, check_device
 from rlx.dist.agreement import agree
 from rlx.dist.digest import params_digest
 from rlx.dist.fields import all_of, check, check_int, check_text
@@ -41,6 +41,7 @@ class EvaluationSpec(Record, frozen=True):
     batch: int
     push_data: bool = False
     backend: str = "numpy"
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         check(isinstance(self.graph, Graph), f"graph is a Graph; got {type(self.graph).__name__}")
@@ -48,7 +49,7 @@ class EvaluationSpec(Record, frozen=True):
         self._normalise("data", all_of("data", self.data, DataRef))
         check_int("batch", self.batch, least=1)
         check(isinstance(self.push_data, bool), "push_data is a bool")
-        check(self.backend in BACKENDS, f"backend is one of {BACKENDS}; got {self.backend!r}")
+        check_device(self.device, self.backend)
         for name in self.names:
             check_text("a figure's name", name)
         if any(ref.has_shard for ref in self.data):
@@ -123,7 +124,7 @@ def _evaluate(
     group: ProcessGroup | None,
     resolve: Resolver,
 ) -> dict[str, float]:
-    session = Session("cpu", spec.backend)
+    session = Session(spec.device, spec.backend)
     if group is not None:
         agree(group, {**spec.facts(), "parameters": params_digest(params)[:16]}, 0, "evaluation")
     if spec.push_data and group is not None:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from rlx.backends import BACKENDS
+from rlx.backends import check_device
 from rlx.dist.fields import all_of, check, check_int, check_text, number
 from rlx.ir import Graph
 from rlx.wire import Record, WireKind, decode_record, encode_record
@@ -134,6 +134,8 @@ class TrainSpec(Record, frozen=True):
         elements `Graph.dropout` drops.
     backend
         What computes: "numpy", or "jax", whose results agree within a tolerance and not to the bit.
+    device
+        What the backend computes on: "cpu", or for jax also "gpu".
     strict
         Ranks whose machines or libraries may round differently refuse to start, instead of warning.
     """
@@ -217,8 +219,7 @@ class TrainSpec(Record, frozen=True):
             check_int("global_batch", self.global_batch, least=1)
         if self.shuffle_seed is not None:
             check_int("shuffle_seed", self.shuffle_seed, most=2**64 - 1)
-        check(self.backend in BACKENDS, f"backend is one of {BACKENDS}; got {self.backend!r}")
-        check(self.device == "cpu", f"device is 'cpu'; got {self.device!r}")
+        check_device(self.device, self.backend)
         check(isinstance(self.strict, bool), "strict is a bool")
         check_int("lanes", self.lanes, least=1, most=MAX_LANES)
         check_int("grad_group", self.grad_group, most=2**31 - 1)

@@ -54,6 +54,7 @@ def train_spec(config: JobConfig) -> TrainSpec:
         push_data=job["push_data"],
         dropout_seed=job["dropout_seed"],
         backend=job["backend"],
+        device=job["device"],
         strict=job["strict"],
     )
 
@@ -71,6 +72,7 @@ def evaluation_spec(config: JobConfig) -> EvaluationSpec | None:
         batch=section["batch"],
         push_data=config.section("job")["push_data"],
         backend=config.section("job")["backend"],
+        device=config.section("job")["device"],
     )
 
 

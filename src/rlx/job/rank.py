@@ -49,6 +49,7 @@ class Outcome:
     params: dict[str, np.ndarray]
     world_size: int
     backend: str
+    device: str
 
     def summary(self, transport: str) -> dict[str, Any]:
         """The figures that `--json` prints."""
@@ -63,7 +64,7 @@ class Outcome:
             "transport": transport,
             "lanes": self.metrics.lanes,
             "backend": self.backend,
-            "fingerprint": fingerprint_digest(fingerprint(self.backend)),
+            "fingerprint": fingerprint_digest(fingerprint(self.backend, self.device)),
             "wall_s": round(self.metrics.wall_s, 6),
             "compute_s": round(self.metrics.compute_s, 6),
             "comm_s": round(self.metrics.comm_s, 6),
@@ -116,4 +117,4 @@ def _train(
     resolve = file_resolver(roots)
     metrics, params = run_train(spec, group, resolve=resolve, observer=observer)
     figures = {} if evaluation is None else evaluate(evaluation, params, group, resolve=resolve)
-    return Outcome(metrics, figures, params, group.world_size, spec.backend)
+    return Outcome(metrics, figures, params, group.world_size, spec.backend, spec.device)

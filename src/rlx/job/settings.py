@@ -13,6 +13,7 @@ REQUIRED = object()
 
 TRANSPORTS = ("auto", "tcp", "mpi", "threads")
 BACKENDS = ("numpy", "jax")
+DEVICES = ("cpu", "gpu")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
@@ -115,6 +116,12 @@ SECTIONS: dict[str, dict[str, Setting]] = {
             "one of " + ", ".join(BACKENDS),
             "numpy",
             "what computes a microbatch",
+        ),
+        "device": Setting(
+            _one_of(DEVICES),
+            "one of " + ", ".join(DEVICES),
+            "cpu",
+            "what it computes on; gpu is for jax",
         ),
         "strict": _flag("ranks whose libraries or CPUs may round differently refuse to start"),
         "push_data": _flag("the coordinator sends rows and first parameters to the others"),

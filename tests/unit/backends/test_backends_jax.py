@@ -10,10 +10,11 @@ import pytest
 pytest.importorskip("jax")
 
 import backends_support
+import jax
 import jax.numpy as jnp
 from backends_support import FLOATS, INTEGERS, assert_close, assert_same_bits, numbers, run_op
 
-from rlx.backends import Session, numpy_dtype
+from rlx.backends import Session, fingerprint, numpy_dtype
 from rlx.backends.jax.program import RULES
 from rlx.errors import DataError, GraphError, UsageError
 from rlx.ir import CATALOGUE, BinaryOp, DType, Graph, Op, ReduceOp, UnaryOp
@@ -316,8 +317,18 @@ def test_a_description_is_xlas_text_and_costs_are_bytes():
 def test_an_unknown_backend_is_refused():
     with pytest.raises(UsageError, match="no backend 'torch'; known: numpy, jax"):
         Session(backend="torch")
-    with pytest.raises(UsageError, match=r"no device 'gpu'; known: cpu \(by jax\)"):
-        Session("gpu", "jax")
+    with pytest.raises(UsageError, match="jax has no device 'cuda'; known: cpu, gpu"):
+        Session("cuda", "jax")
+
+
+def test_a_device_that_jax_does_not_find_is_refused(monkeypatch):
+    def devices(platform):
+        raise RuntimeError(f"Unknown backend: {platform!r}\nrequested")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    for refused in (Session, lambda device, backend: fingerprint(backend, device)):
+        with pytest.raises(UsageError, match="jax finds no device 'gpu': Unknown backend: 'gpu' r"):
+            refused("gpu", "jax")
 
 
 WITHOUT = """

@@ -14,8 +14,8 @@ from support import DIGITS
 STRICT = ("--set", "job.strict=true")
 
 
-def _facts(**environment: str) -> dict[str, str]:
-    done = rlx("fingerprint", "--json", **environment)
+def _facts(*options: str, **environment: str) -> dict[str, str]:
+    done = rlx("fingerprint", "--json", *options, **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -92,3 +92,38 @@ def test_ranks_that_are_alike_run_a_strict_job_with_the_same_bits_and_no_warning
     assert strict.returncode == 0, strict.stderr
     assert "warning" not in strict.stderr
     assert json.loads(strict.stdout)["params_sha256"] == result(DIGITS, *SHORT)["params_sha256"]
+
+
+BY_JAX = ("--set", "job.backend=jax")
+
+
+def test_by_jax_it_is_also_that_of_xla_and_of_its_threads():
+    pytest.importorskip("jax")
+    facts = _facts("--backend", "jax")
+    assert list(facts)[-5:] == ["jax", "jaxlib", "XLA device", "XLA threads", "digest"]
+    assert facts["XLA threads"] == "1"
+    more = _facts("--backend", "jax", PJRT_NPROC="2")
+    assert _changed(facts, more) == {"XLA threads"}
+    assert result(DIGITS, *SHORT, *BY_JAX)["fingerprint"] == facts["digest"]
+
+
+def test_ranks_whose_xla_differs_refuse_a_strict_job(tmp_path):
+    pytest.importorskip("jax")
+    code = "if rank == 1: os.environ['PJRT_NPROC'] = '2'"
+    environment = on_each_rank(tmp_path, code)
+    done = rlx("train", DIGITS, *SHORT, *STRICT, *BY_JAX, "-n", "2", **environment)
+    assert done.returncode == 1
+    assert "XLA threads: rank 0: 1; rank 1: 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--backend", "torch"), "there is no backend 'torch'; known: numpy, jax"),
+        (("--device", "gpu"), "numpy has no device 'gpu'; known: cpu"),
+    ],
+)
+def test_one_of_what_there_is_not_is_refused(options, text):
+    done = rlx("fingerprint", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert text in done.stderr

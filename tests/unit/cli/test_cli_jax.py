@@ -11,6 +11,9 @@ pytest.importorskip("jax")
 
 from command_support import MODEL, result, rlx
 from launching import on_each_rank
+from rlx.backends import check_device
+from rlx.errors import UsageError
+from rlx.job.settings import BACKENDS, DEVICES
 
 BY_JAX = ("--set", "job.backend=jax")
 
@@ -53,6 +56,28 @@ def test_inspect_shows_xlas_program_and_its_bytes(job):
     shown = rlx("inspect", job, *BY_JAX).stdout
     assert re.search(r"of a microbatch with batch=4: \d+ bytes of arguments, \d+ of results", shown)
     assert rlx("inspect", job, *BY_JAX, "--plan").stdout.startswith("HloModule")
+
+
+def test_a_gpu_is_for_jax_and_where_there_is_none_a_run_ends_before_its_first_step(job):
+    on_gpu = ("train", job, "--set", "job.device=gpu")
+    done = rlx(*on_gpu)
+    assert done.returncode == 2
+    assert "numpy has no device 'gpu'; known: cpu" in done.stderr
+    done = rlx(*on_gpu, *BY_JAX, "-n", "2", JAX_PLATFORMS="cpu")
+    assert done.returncode == 2
+    assert "jax finds no device 'gpu'" in done.stderr
+    assert "epoch" not in done.stderr
+
+
+def test_the_settings_are_those_that_backends_know():
+    for backend in BACKENDS:
+        check_device("cpu", backend)
+    for device in DEVICES:
+        check_device(device, "jax")
+    with pytest.raises(UsageError, match=f"known: {', '.join(BACKENDS)}$"):
+        check_device("cpu", "torch")
+    with pytest.raises(UsageError, match=f"known: {', '.join(DEVICES)}$"):
+        check_device("cuda", "jax")
 
 
 def test_an_unknown_backend_is_refused(job):

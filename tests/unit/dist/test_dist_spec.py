@@ -89,7 +89,9 @@ def test_a_list_and_a_tuple_make_the_same_spec():
         ({"optimizer": "adam"}, "Sgd, Adam or AdamW"),
         ({"shuffle_seed": -1}, "shuffle_seed is an int"),
         ({"shuffle_seed": 2**64}, "shuffle_seed is an int"),
-        ({"device": "cuda"}, "device is 'cpu'; got 'cuda'"),
+        ({"device": "gpu"}, "numpy has no device 'gpu'; known: cpu"),
+        ({"device": "cuda", "backend": "jax"}, "jax has no device 'cuda'; known: cpu, gpu"),
+        ({"backend": "torch"}, "no backend 'torch'; known: numpy, jax"),
         ({"lanes": 0}, "lanes is an int"),
         ({"push_data": 1}, "push_data is a bool"),
         ({"graph": graph_of(5)}, "a microbatch has 4 rows"),
@@ -144,7 +146,7 @@ def test_a_decoded_spec_is_checked_like_a_built_one():
     assert "finite" in refused(lr_per_epoch=[float("inf")])
     assert "batch" in refused(batch="4")
     assert "unknown field `extra`" in refused(extra=1)
-    assert "device is 'cpu'" in refused(device="gpu")
+    assert "numpy has no device 'gpu'" in refused(device="gpu")
     assert "Invalid value 'rmsprop'" in refused(optimizer={"type": "rmsprop"})
     assert "an envelope has 16 bytes; got 8" in refused(graph=b"no graph")
     del body["batch"]

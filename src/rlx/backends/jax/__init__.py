@@ -1,4 +1,4 @@
-"""The same graphs by XLA, on the CPU.
+"""The same graphs by XLA, on the CPU or a GPU.
 
 A rule a node states the graph in jax's terms, and XLA compiles the whole for one binding of the
 names. Results agree with numpy's within a tolerance, and not to the bit. jax loads when a session
@@ -7,6 +7,7 @@ asks for it, and nothing here changes its settings for the rest of the process.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from rlx.errors import UsageError
@@ -14,8 +15,8 @@ from rlx.errors import UsageError
 if TYPE_CHECKING:
     from rlx.backends.jax.program import Programs
 
-PLATFORMS = ("cpu",)
-"""What jax may compute on, by jax's own names."""
+PLATFORMS = ("cpu", "gpu")
+"""What jax may compute on, by jax's own names; a "gpu" is one of CUDA or of ROCm."""
 
 
 def open_device(platform: str) -> Programs:
@@ -27,6 +28,24 @@ def open_device(platform: str) -> Programs:
     from rlx.backends.jax.program import Programs, first_device
 
     return Programs(first_device(platform))
+
+
+def facts(platform: str) -> dict[str, str]:
+    """What the bits of XLA's results depend on: its version, the device, and how many threads.
+
+    Raises what `open_device` does.
+    """
+    _refuse_without_jax()
+    from importlib.metadata import version
+
+    from rlx.backends.jax.program import first_device
+
+    return {
+        "jax": version("jax"),
+        "jaxlib": version("jaxlib"),
+        "XLA device": first_device(platform).device_kind,
+        "XLA threads": os.environ.get("PJRT_NPROC", "one a core"),
+    }
 
 
 def _refuse_without_jax() -> None:

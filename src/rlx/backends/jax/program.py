@@ -29,6 +29,8 @@ _OPTIONS = {
     "xla_cpu_enable_fast_math": False,
     # A product's bits do not depend on how many cores there are; lanes are what uses more.
     "xla_cpu_multi_thread_eigen": False,
+    # Else a GPU adds what falls into one place in the order in which its threads come.
+    "xla_gpu_deterministic_ops": True,
 }
 
 
