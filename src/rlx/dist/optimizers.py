@@ -1,25 +1,42 @@
-"""The optimisers, on flat vectors: a few numpy calls a step, and no allocation."""
+"""The optimisers, on flat vectors: a few numpy calls a block, and no allocation."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 
 from rlx.dist.spec import Adam, AdamW, Sgd, TrainSpec
 
+BLOCK_BYTES: Final = 256 * 1024
+"""Of each vector, what is changed at a time: all calls of a block then find it in the cache. Every
+number is changed by itself, so it is in no bit; docs/performance.md has what it is worth."""
+
 
 class FlatOptimizer(ABC):
     """Changes a flat parameter vector in place by a flat gradient of the same length and dtype."""
 
-    @abstractmethod
     def step(self, params: np.ndarray, gradient: np.ndarray, lr: float) -> None:
         """One update. `gradient` is scratch afterwards."""
+        self._begin(lr)
+        count = _block_length(params)
+        for start in range(0, len(params), count):
+            block = slice(start, start + count)
+            self._update(params[block], gradient[block], block)
 
     @abstractmethod
     def state(self) -> Mapping[str, np.ndarray]:
         """The vectors that the next update depends on besides the parameters."""
+
+    @abstractmethod
+    def _begin(self, lr: float) -> None:
+        """Make ready what all blocks of one update share."""
+
+    @abstractmethod
+    def _update(self, params: np.ndarray, gradient: np.ndarray, block: slice) -> None:
+        """Change one block of the parameters, which `block` is within the whole."""
 
 
 class SgdStep(FlatOptimizer):
@@ -28,18 +45,23 @@ class SgdStep(FlatOptimizer):
     def __init__(self, params: np.ndarray, momentum: float) -> None:
         self._momentum = momentum
         self._velocity = np.zeros_like(params) if momentum else None
-
-    def step(self, params: np.ndarray, gradient: np.ndarray, lr: float) -> None:
-        if self._velocity is not None:
-            np.multiply(self._velocity, self._momentum, out=self._velocity)
-            np.add(self._velocity, gradient, out=self._velocity)
-            np.multiply(self._velocity, lr, out=gradient)
-        else:
-            np.multiply(gradient, lr, out=gradient)
-        np.subtract(params, gradient, out=params)
+        self._lr = 0.0
 
     def state(self) -> Mapping[str, np.ndarray]:
         return {} if self._velocity is None else {"velocity": self._velocity}
+
+    def _begin(self, lr: float) -> None:
+        self._lr = lr
+
+    def _update(self, params: np.ndarray, gradient: np.ndarray, block: slice) -> None:
+        if self._velocity is not None:
+            velocity = self._velocity[block]
+            np.multiply(velocity, self._momentum, out=velocity)
+            np.add(velocity, gradient, out=velocity)
+            np.multiply(velocity, self._lr, out=gradient)
+        else:
+            np.multiply(gradient, self._lr, out=gradient)
+        np.subtract(params, gradient, out=params)
 
 
 class AdamStep(FlatOptimizer):
@@ -55,31 +77,40 @@ class AdamStep(FlatOptimizer):
         self._decay = settings.weight_decay if isinstance(settings, AdamW) else 0.0
         self._mean = np.zeros_like(params)
         self._square = np.zeros_like(params)
-        self._scratch = np.empty_like(params)
+        self._scratch = np.empty_like(params[: _block_length(params)])
         self._powers = np.ones(2, np.float64)
-
-    def step(self, params: np.ndarray, gradient: np.ndarray, lr: float) -> None:
-        self._powers *= (self._beta1, self._beta2)
-        first, second = (float(1 - power) for power in self._powers)
-        scratch = self._scratch
-        if self._decay:
-            np.multiply(params, 1 - lr * self._decay, out=params)
-        np.multiply(self._mean, self._beta1, out=self._mean)
-        np.multiply(gradient, 1 - self._beta1, out=scratch)
-        np.add(self._mean, scratch, out=self._mean)
-        np.multiply(self._square, self._beta2, out=self._square)
-        np.multiply(gradient, gradient, out=scratch)
-        np.multiply(scratch, 1 - self._beta2, out=scratch)
-        np.add(self._square, scratch, out=self._square)
-        np.divide(self._square, second, out=scratch)
-        np.sqrt(scratch, out=scratch)
-        np.add(scratch, self._epsilon, out=scratch)
-        np.divide(self._mean, scratch, out=gradient)
-        np.multiply(gradient, lr / first, out=gradient)
-        np.subtract(params, gradient, out=params)
+        self._kept, self._rate, self._spread = 1.0, 0.0, 1.0
 
     def state(self) -> Mapping[str, np.ndarray]:
         return {"mean": self._mean, "square": self._square, "powers": self._powers}
+
+    def _begin(self, lr: float) -> None:
+        self._powers *= (self._beta1, self._beta2)
+        first, self._spread = (float(1 - power) for power in self._powers)
+        self._kept, self._rate = 1 - lr * self._decay, lr / first
+
+    def _update(self, params: np.ndarray, gradient: np.ndarray, block: slice) -> None:
+        mean, square = self._mean[block], self._square[block]
+        scratch = self._scratch[: len(params)]
+        if self._decay:
+            np.multiply(params, self._kept, out=params)
+        np.multiply(mean, self._beta1, out=mean)
+        np.multiply(gradient, 1 - self._beta1, out=scratch)
+        np.add(mean, scratch, out=mean)
+        np.multiply(square, self._beta2, out=square)
+        np.multiply(gradient, gradient, out=scratch)
+        np.multiply(scratch, 1 - self._beta2, out=scratch)
+        np.add(square, scratch, out=square)
+        np.divide(square, self._spread, out=scratch)
+        np.sqrt(scratch, out=scratch)
+        np.add(scratch, self._epsilon, out=scratch)
+        np.divide(mean, scratch, out=gradient)
+        np.multiply(gradient, self._rate, out=gradient)
+        np.subtract(params, gradient, out=params)
+
+
+def _block_length(vector: np.ndarray) -> int:
+    return BLOCK_BYTES // vector.itemsize
 
 
 def optimizer_for(spec: TrainSpec, params: np.ndarray) -> FlatOptimizer:
