@@ -13,6 +13,7 @@ from rlx.bench.collectives import (
     measure_collectives,
 )
 from rlx.bench.contenders import CONTENDERS, baseline_named, contender_named
+from rlx.bench.first import First, first_json, first_table, measure_first
 from rlx.bench.goals import CONTENDERS as GOALS_CONTENDERS
 from rlx.bench.goals import goals_json, goals_table, measure_goals
 from rlx.bench.links import SIZES_BYTES as LINK_SIZES_BYTES
@@ -20,7 +21,7 @@ from rlx.bench.links import Links, links_json, links_table, measure_links
 from rlx.bench.models import MODELS
 from rlx.bench.stages import OwnRanks, Stage, StartedWorlds
 from rlx.bench.startup import measure_startup
-from rlx.bench.steps import Steps, measure_steps
+from rlx.bench.steps import Case, Steps, cases, measure_steps
 from rlx.bench.subjects import NativeMpiSubject, RlxSubject, version_of_mpi
 from rlx.bench.tables import Row, as_json, as_table
 
@@ -31,7 +32,9 @@ __all__ = [
     "LINK_SIZES_BYTES",
     "MODELS",
     "SIZES_BYTES",
+    "Case",
     "Collectives",
+    "First",
     "Links",
     "NativeMpiSubject",
     "OwnRanks",
@@ -43,14 +46,18 @@ __all__ = [
     "as_json",
     "as_table",
     "baseline_named",
+    "cases",
     "collectives_json",
     "collectives_table",
     "contender_named",
+    "first_json",
+    "first_table",
     "goals_json",
     "goals_table",
     "links_json",
     "links_table",
     "measure_collectives",
+    "measure_first",
     "measure_goals",
     "measure_links",
     "measure_startup",

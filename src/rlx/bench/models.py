@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -93,16 +94,16 @@ def _cnn(graph: Graph) -> Value:
     return graph.cross_entropy(x, labels).mean()
 
 
-LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY = 2, 128, 4, 64, 65
+WIDTH, HEADS, LENGTH, VOCABULARY = 128, 4, 64, 65
 """The sizes of the GPT-like model."""
 
 
-def _gpt(graph: Graph) -> Value:
+def _gpt(graph: Graph, layers: int) -> Value:
     tokens = graph.input("tokens", ["batch", LENGTH], DType.I64)
     labels = graph.input("labels", ["batch", LENGTH], DType.I64)
     table = graph.param("table", [VOCABULARY, WIDTH])
     x = graph.gather(table, tokens) + graph.param("places", [LENGTH, WIDTH])
-    for number in range(LAYERS):
+    for number in range(layers):
         x = x + _attention(graph, f"block{number}.attention", _norm(graph, f"block{number}.1", x))
         inner = _norm(graph, f"block{number}.2", x)
         inner = _linear(graph, f"block{number}.up", inner, WIDTH, 4 * WIDTH)
@@ -133,10 +134,16 @@ def _gpt_inputs(rng: np.random.Generator, batch: int) -> Arrays:
     return {"tokens": text[:, :-1].copy(), "labels": text[:, 1:].copy()}
 
 
+def gpt_like(layers: int) -> Model:
+    """The GPT-like model, of any depth."""
+    about = f"GPT-like, {layers} layers of {WIDTH}, batch 8 x {LENGTH}"
+    return Model(about, 8, partial(_gpt, layers=layers), _gpt_inputs)
+
+
 MODELS: dict[str, Model] = {
     "A": Model("linear regression, 4x3 @ 3x1", 4, _regression, _regression_inputs),
     "B": Model("MLP 784-512-256-10, batch 64", 64, _mlp, _digits(784)),
     "C": Model("CNN 28x28, two convolutions, batch 32", 32, _cnn, _digits(28, 28, 1)),
-    "D": Model("GPT-like, 2 layers of 128, batch 8 x 64", 8, _gpt, _gpt_inputs),
+    "D": gpt_like(2),
 }
 """The models by their letters."""

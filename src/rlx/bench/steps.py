@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from rlx.backends import Session
-from rlx.bench.models import MODELS
+from rlx.bench.models import MODELS, Model, gpt_like
 from rlx.bench.tables import Row
 from rlx.dist.flat import layout_of
 from rlx.dist.optimizers import SgdStep
@@ -23,6 +23,16 @@ _CHECKED_STEPS = 3
 
 
 @dataclass(frozen=True)
+class Case:
+    """A model to measure, at so many rows a step, and how its rows of the table are called."""
+
+    letter: str
+    model: Model
+    batch: int
+    shown: str
+
+
+@dataclass(frozen=True)
 class Steps:
     """Rows of the table, and what was said beside it."""
 
@@ -30,11 +40,24 @@ class Steps:
     notes: tuple[str, ...]
 
 
+def cases(letters: Sequence[str], batches: Sequence[int], layers: Sequence[int]) -> list[Case]:
+    """Each model at each batch, or at its own where none is given; D at each number of layers."""
+    found = []
+    for letter in letters:
+        models = [gpt_like(count) for count in layers] if letter == "D" else []
+        for model in models or [MODELS[letter]]:
+            for batch in batches or [model.batch]:
+                own = batch == model.batch
+                shown = model.about if own else f"{model.about.split(', batch')[0]}, batch {batch}"
+                found.append(Case(letter, model, batch, f"{letter}: {shown}"))
+    return found
+
+
 def rlx_step(
-    letter: str, params: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]
+    model: Model, params: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]
 ) -> Callable[[], float]:
     """A step of SGD with momentum 0.9 on a copy of `params`; it returns the loss before it."""
-    graph, names = MODELS[letter].graph()
+    graph, names = model.graph()
     layout = layout_of(params, names)
     flat, gradient = np.zeros(layout.size, np.float32), np.zeros(layout.size, np.float32)
     layout.fill(flat, params)
@@ -56,32 +79,32 @@ def rlx_step(
     return step
 
 
-def measure_steps(letters: Sequence[str], *, seconds: float, batch: int | None = None) -> Steps:
-    """Time the models, each for about `seconds`; beside PyTorch where it is installed.
+def measure_steps(cases: Sequence[Case], *, seconds: float) -> Steps:
+    """Time the cases, each for about `seconds`; beside PyTorch where it is installed.
 
     Both sides take turns of about 20 ms. The ratio is the median of the turns' ratios. The first
     losses of both are compared, and a model in which they differ is an error.
     """
     has_torch = find_spec("torch") is not None
     rows, notes = [], []
-    for letter in letters:
-        model = MODELS[letter]
+    for case in cases:
         rng = np.random.default_rng(1)
-        params, inputs = model.params(rng), model.inputs(rng, batch or model.batch)
-        contenders = {"rlx": rlx_step(letter, params, inputs)}
+        params, inputs = case.model.params(rng), case.model.inputs(rng, case.batch)
+        contenders = {"rlx": rlx_step(case.model, params, inputs)}
         if has_torch:
             from rlx.bench.torch_models import torch_step
 
-            contenders["torch"] = torch_step(letter, params, inputs, LR)
-        _compare(letter, contenders)
+            contenders["torch"] = torch_step(case.letter, params, inputs, LR)
+        _compare(case.letter, contenders)
         turns = _turns(contenders, seconds)
-        shown = f"{letter}: {model.about}" if batch is None else f"{letter}: batch {batch}"
         for name, samples in turns.items():
             ratio = None
             if name == "rlx" and has_torch:
                 pairs = zip(samples, turns["torch"], strict=True)
                 ratio = statistics.median(own / other for own, other in pairs)
-            rows.append(Row(f"{shown}, {name}", tuple(samples), "torch" if ratio else None, ratio))
+            rows.append(
+                Row(f"{case.shown}, {name}", tuple(samples), "torch" if ratio else None, ratio)
+            )
     if has_torch:
         from rlx.bench.torch_models import torch_version
 

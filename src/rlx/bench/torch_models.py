@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from rlx.bench.models import HEADS, LAYERS, LENGTH, WIDTH
+from rlx.bench.models import HEADS, LENGTH, WIDTH
 
 Tensors = Mapping[str, Any]
 
@@ -68,7 +68,7 @@ def _cnn(params: Tensors, given: Tensors) -> Any:
 
 def _gpt(params: Tensors, given: Tensors) -> Any:
     x = functional.embedding(given["tokens"], params["table"]) + params["places"]
-    for number in range(LAYERS):
+    for number in range(sum(name.endswith(".up") for name in params)):
         x = x + _attention(params, f"block{number}.attention", _norm(params, f"block{number}.1", x))
         inner = _linear(params, f"block{number}.up", _norm(params, f"block{number}.2", x))
         inner = functional.gelu(inner, approximate="tanh")

@@ -41,8 +41,14 @@ Time a step (forward, backward, SGD with momentum 0.9) of four small models on o
 thread, beside the same models in PyTorch, eager, on one thread, where that is installed: A, a
 linear regression; B, an MLP; C, a CNN; D, a GPT-like model. The first losses of both must agree."""
 
+_FIRST = """\
+Time fresh processes that train the models of `step`, from the start of the process to the end of
+the first step, and say how much memory they held at most; by rlx, and by PyTorch where it is
+installed, in turns."""
+
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 << 20, "G": 1 << 30}
 _MOST_BYTES = 1 << 31
+_MOST_COUNT = 1 << 20
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -58,9 +64,21 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     step = _add(whats, "step", "training steps, beside PyTorch", _STEP, _step)
     step.add_argument("--models", default="A,B,C,D", metavar="LETTER,...", help="(%(default)s)")
     step.add_argument(
-        "--batch", type=int, metavar="N", help="rows a step, in place of each model's"
+        "--batch",
+        type=_counts,
+        default=[],
+        metavar="N,...",
+        help="rows a step, in place of each model's",
+    )
+    step.add_argument(
+        "--layers", type=_counts, default=[], metavar="N,...", help="of model D, in place of 2"
     )
     _add_seconds(step, 5.0, "about how long to measure each model; three turns at least")
+    first = _add(whats, "first", "fresh processes that train, beside PyTorch", _FIRST, _first)
+    first.add_argument("--models", default="A,B,C,D", metavar="LETTER,...", help="(%(default)s)")
+    first.add_argument(
+        "--repeats", type=_count, default=5, metavar="N", help="processes of each (%(default)s)"
+    )
     for name, help_text, description, run, seconds in (
         ("collectives", "collectives between ranks", _COLLECTIVES, _collectives, 20.0),
         ("links", "messages between each pair of ranks", _LINKS, _links, 10.0),
@@ -130,15 +148,32 @@ def _startup(options: argparse.Namespace) -> None:
 def _step(options: argparse.Namespace) -> None:
     from rlx import bench
 
+    letters = _models(options)
+    if options.layers and "D" not in letters:
+        raise ConfigError(f"--layers is for model D; --models has {options.models}")
+    cases = bench.cases(letters, options.batch, options.layers)
+    steps = bench.measure_steps(cases, seconds=options.seconds)
+    table = bench.as_table(steps.rows) + "".join(f"{note}\n" for note in steps.notes)
+    _print(bench.as_json(steps.rows) if options.json else table)
+
+
+def _first(options: argparse.Namespace) -> None:
+    from rlx import bench
+
+    rows = bench.measure_first(_models(options), options.repeats)
+    _print(bench.first_json(rows) if options.json else bench.first_table(rows))
+
+
+def _models(options: argparse.Namespace) -> list[str]:
+    from rlx import bench
+
     letters = _listed(options.models)
     for letter in letters:
         if letter not in bench.MODELS:
             raise ConfigError(f"--models: there is no {letter!r}; known: {', '.join(bench.MODELS)}")
-    if options.batch is not None and options.batch < 1:
-        raise ConfigError(f"--batch is at least 1; got {options.batch}")
-    steps = bench.measure_steps(letters, seconds=options.seconds, batch=options.batch)
-    table = bench.as_table(steps.rows) + "".join(f"{note}\n" for note in steps.notes)
-    _print(bench.as_json(steps.rows) if options.json else table)
+    if not letters:
+        raise ConfigError("--models names none")
+    return letters
 
 
 def _collectives(options: argparse.Namespace) -> None:
@@ -268,6 +303,16 @@ def _sizes(text: str) -> list[int]:
         if not 0 < sizes[-1] <= _MOST_BYTES:
             raise argparse.ArgumentTypeError(f"{word!r}: a size is 1 to {_MOST_BYTES} bytes")
     return sizes
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= _MOST_COUNT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to {_MOST_COUNT}")
+    return int(text)
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(word) for word in text.split(",")]
 
 
 def _seconds(text: str) -> float:

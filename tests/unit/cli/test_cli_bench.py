@@ -87,7 +87,8 @@ def test_what_a_person_reads_and_a_baseline_that_is_not_there(tmp_path):
         (("collectives", "--seconds", "nan"), "is no number of seconds"),
         (("startup", "-n", "2"), "bench takes no '-n'"),
         (("step", "--models", "A,E"), "there is no 'E'; known: A, B, C, D"),
-        (("step", "--batch", "0"), "--batch is at least 1"),
+        (("step", "--batch", "0"), "'0' is no whole number from 1"),
+        (("step", "--models", "A", "--layers", "3"), "--layers is for model D"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments, text):
@@ -189,8 +190,19 @@ def test_nothing_is_left_of_a_measurement_that_is_ended(tmp_path, number, status
 
 def test_a_step_is_timed_turn_by_turn():
     table = measured("step", "--models", "A", "--seconds", "0", "--batch", "3")
-    assert table["rows"][0]["name"] == "A: batch 3, rlx"
+    assert table["rows"][0]["name"] == "A: linear regression, 4x3 @ 3x1, batch 3, rlx"
     assert len(table["rows"][0]["seconds"]) >= 3
+
+
+def test_fresh_processes_say_when_their_first_step_was_done_and_what_they_held():
+    rows = measured("first", "--models", "A", "--repeats", "2")["rows"]
+    assert rows[0]["library"] == "rlx"
+    for row in rows:
+        assert all(0.01 < seconds < 60 for seconds in row["first_step_s"])
+        for loaded, peak in zip(row["loaded_bytes"], row["peak_bytes"], strict=True):
+            assert 10 << 20 < loaded <= peak
+    done = rlx("bench", "first", "--models", "A", "--repeats", "1")
+    assert "ms to the first step" in done.stdout
 
 
 def test_startup_compares_with_numpy():
