@@ -11,6 +11,8 @@ from rlx.errors import NoGradientError
 from rlx.ir import DType, Graph
 from rlx.testing.gradcheck import check_gradients
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 
 def gradient_of(build, x, dims, dtype=DType.F32, seed=1.0):
     graph = Graph("corner")

@@ -12,6 +12,8 @@ from rlx.ir import DType, Graph, UnaryOp
 FLOATS = [DType.F16, DType.BF16, DType.F32, DType.F64]
 HALVES = FLOATS[:2]
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 
 def loss_and_gradients(build, arrays, wrt=None):
     """The sum of what `build` makes, and its gradients in `wrt` (all floats unless said)."""

@@ -168,3 +168,11 @@ def test_logits_beside_which_the_logarithm_of_the_sum_is_lost():
     for label, expected in ((0, np.log(2)), (2, 1e30)):
         for loss in run_op(lambda g, a, y: g.cross_entropy(a, y), x, np.array([label])):
             assert loss == pytest.approx(expected, rel=1e-15)
+
+
+def test_a_truth_as_a_factor_of_zero_does_not_hide_what_is_not_finite():
+    x = np.array([[1, 2, np.nan, -np.inf]], np.float32)
+    found, _ = run_op(lambda g, p, a: p.cast(a.dtype) * a, np.array([[True] + [False] * 3]), x)
+    np.testing.assert_array_equal(found, [[1, 0, np.nan, np.nan]])
+    found, _ = run_op(lambda g, i, a: g.one_hot(i, 4) * a, np.array([0]), x)
+    np.testing.assert_array_equal(found, [[1, 0, np.nan, np.nan]])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rlx.backends.dtypes import numpy_dtype
-from rlx.backends.jax.table import RULES, Trace, Traced, narrowed, rule, widened
+from rlx.backends.jax.table import RULES, Trace, Traced, narrowed, ones_where, rule, widened
 from rlx.backends.kernels import KERNELS
 from rlx.ir import Node, Op
 
@@ -197,7 +197,7 @@ def _one_hot(trace: Trace, node: Node, operands: Sequence[Traced]) -> Traced:
     (indices,) = operands
     depth = trace.shape(node)[-1]
     places = trace.checked(node, indices, depth)
-    return narrowed(places[..., None] == jnp.arange(depth), node)
+    return ones_where(places[..., None] == jnp.arange(depth), node)
 
 
 @rule(Op.PICK)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy
 
 from rlx.backends.dtypes import numpy_dtype
-from rlx.backends.jax.table import RULES, Trace, Traced, rule
+from rlx.backends.jax.table import RULES, Trace, Traced, ones_where, rule
 from rlx.ir import Node, Op
 from rlx.ir.formulas import GELU_CUBIC, GELU_SCALE
 
@@ -68,6 +68,8 @@ RULES[Op.WHERE] = lambda trace, node, operands: jnp.where(*operands)
 def _cast(trace: Trace, node: Node, operands: Sequence[Traced]) -> Traced:
     (a,) = operands
     target = numpy_dtype(node.dtype)
+    if a.dtype == bool:
+        return ones_where(a, node)
     if not (jnp.issubdtype(a.dtype, jnp.floating) and node.dtype.is_integer):
         return a.astype(target)
     if a.dtype == jnp.bfloat16:

@@ -77,3 +77,13 @@ def widened(value: Traced, dtype: DType) -> Traced:
 def narrowed(value: Traced, node: Node) -> Traced:
     """What was made of widened operands, rounded once to the node's dtype."""
     return value.astype(numpy_dtype(node.dtype))
+
+
+def ones_where(condition: Traced, node: Node) -> Traced:
+    """1 and 0 of the node's dtype for true and false.
+
+    Not by a conversion: XLA takes a converted truth times x for a choice between x and 0, and so
+    loses the NaN of 0 times NaN or infinity.
+    """
+    one = numpy_dtype(node.dtype).type(1)
+    return jnp.where(condition, one, jnp.zeros_like(one))
